@@ -1,0 +1,36 @@
+"""transship: re-use what pretrained models have learned.
+
+The public names are imported when they are first used (PEP 562), so that `import transship` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0.dev0"
+
+# public name → the module that defines it; `data`, `report` and other rooms are modules themselves
+_HOMES: dict[str, str] = {
+    "Checkpoint": "transship.checkpoints",
+    "Update": "transship.checkpoints",
+    "Moments": "transship.geometry",
+    "TransshipError": "transship.errors",
+    "compare": "transship.activations",
+    "open": "transship.checkpoints",
+}
+_ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "report", "suites")
+
+__all__ = ["__version__", *sorted(_HOMES), *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"transship.{name}")
+    raise AttributeError(f"module 'transship' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

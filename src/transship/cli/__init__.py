@@ -1,0 +1,66 @@
+"""The command line: one file per command, parsing and printing only.
+
+Commands live in files of their own and are imported when they are asked for; none of them imports torch or
+transformers at the top, so that `transship --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from transship import __version__
+from transship.errors import TransshipError
+
+# command → its module; the function in it is called `command`
+COMMANDS = {
+    "inspect": "transship.cli.inspect",
+    "compare": "transship.cli.compare",
+    "methods": "transship.cli.methods",
+    "bench": "transship.cli.bench",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are named, or listed."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """Return the commands in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import and return one command."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name]).command
+        return command
+
+
+@click.command(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(__version__, prog_name="transship", message="%(prog)s %(version)s")
+def group() -> None:
+    """Re-use what pretrained models have learned: transport, merge, translate, adapt."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line: exit 2 with one sentence on a user's mistake, 130 on Ctrl-C."""
+    try:
+        group.main(args=arguments, standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except click.ClickException as mistake:
+        mistake.show()
+        sys.exit(2)
+    except TransshipError as mistake:
+        click.echo(f"error: {mistake}", err=True)
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("stopped; nothing half-written was left", err=True)
+        sys.exit(130)
+
+
+__all__ = ["COMMANDS", "group", "main"]

@@ -1,0 +1,57 @@
+"""What goes wrong, said in one sentence: where, what, and what to do."""
+
+from __future__ import annotations
+
+
+class TransshipError(Exception):
+    """A mistake that the user can mend; the command line prints the sentence and exits with 2.
+
+    Attributes:
+        what: what is wrong.
+        where: the file, tensor, site, column or option that it concerns.
+        fix: what the user can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        self.what, self.where, self.fix = what, where, fix
+        super().__init__(f"{where}: {what}; {fix}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by parts, so that the error survives a trip from a worker process."""
+        return (_rebuild, (type(self), self.what, self.where, self.fix))
+
+
+def _rebuild(kind: type[TransshipError], what: str, where: str, fix: str) -> TransshipError:
+    return kind(what, where=where, fix=fix)
+
+
+class CheckpointError(TransshipError):
+    """Weights at rest that cannot be opened, trusted or combined."""
+
+
+class DataError(TransshipError):
+    """Input data that is missing, empty, ragged or mislabelled."""
+
+
+class MatchError(TransshipError):
+    """Two models whose sites do not correspond."""
+
+
+class NumericalError(TransshipError):
+    """Numbers that are not finite, or a system that the data does not determine."""
+
+
+class OutputError(TransshipError):
+    """A target that exists already, or a disk that cannot take it."""
+
+
+class OptionError(TransshipError):
+    """An option, a method's parameter or a recipe key that does not exist or does not fit."""
+
+
+class MissingError(TransshipError):
+    """A model, a data set or an optional library that is not here."""
+
+
+class TransshipWarning(UserWarning):
+    """Something that the user should know and that does not stop the work."""
