@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ def derive_seed(seed: int, *keys: object) -> int:
 
     Draws keyed by name do not depend on the order of work, the number of threads or what else was drawn.
     """
-    text = "\x1f".join([str(seed), *map(str, keys)])
+    text = json.dumps([str(seed), *map(str, keys)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

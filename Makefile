@@ -1,0 +1,48 @@
+# Each target does its own set-up: a machine with Python 3.11 or newer, pip and make is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help setup demo test lint docs bench peers clean
+
+help:
+	@echo "make test    set up, lint, type-check and run every test"
+	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
+	@echo "make bench   measure speed and memory against peers, as ratios in one run"
+	@echo "make peers   the comparisons that need a peer in a virtual environment of its own"
+	@echo "make docs    build the documentation into site/"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks scripts
+	$(BIN)/ruff format --check src tests benchmarks scripts
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup lint
+	@scripts/chromium || true
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15
+
+demo: setup
+	$(BIN)/python scripts/demo.py demo
+
+docs: setup
+	$(BIN)/python scripts/reference.py docs/reference
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: setup
+	$(BIN)/python -m benchmarks
+
+peers: setup
+	$(BIN)/python -m benchmarks --peers
+
+clean:
+	rm -rf $(VENV) .peers build dist site demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,48 @@
+"""The options that every command has, written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def output_options(command: Command) -> Command:
+    """Add `--json`, `--report` and `--force`: what comes out."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
+    command = click.option(
+        "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to look at."
+    )(command)
+    return click.option("--force", is_flag=True, help="Replace what is already there.")(command)
+
+
+def compute_options(command: Command) -> Command:
+    """Add `--seed`, `--device`, `--dtype` and `--memory`: how the work is done."""
+    command = click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")(command)
+    command = click.option("--device", default="cpu", show_default=True, help="Where models run.")(command)
+    command = click.option("--dtype", default=None, help="The dtype models run in; their own by default.")(
+        command
+    )
+    return click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")(
+        command
+    )
+
+
+def model_options(command: Command) -> Command:
+    """Add `--trust-remote-code` and `--allow-pickle`: what may be run or unpickled."""
+    command = click.option(
+        "--trust-remote-code", is_flag=True, help="Run code that a model's repository carries."
+    )(command)
+    return click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too (weights only).")(
+        command
+    )
+
+
+def print_json(value: Any) -> None:
+    """Print `value` to standard output as JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,72 @@
+"""What starts fast stays fast, and what is built can be installed."""
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+import transship
+
+CPU_SECONDS = """
+import json, resource, sys
+{body}
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps([used.ru_utime + used.ru_stime, sorted({{"torch", "transformers"}} & set(sys.modules))]))
+"""
+HELP = 'from transship.cli import group\ntry:\n    group.main(["{}"])\nexcept SystemExit:\n    pass'
+
+
+@pytest.mark.parametrize("body", ["import transship", HELP.format("--help"), HELP.format("--version")])
+def test_start_up_is_cheap_and_imports_neither_torch_nor_transformers(body: str):
+    def run() -> tuple[float, list[str]]:
+        output = subprocess.run(
+            [sys.executable, "-c", CPU_SECONDS.format(body=body)], capture_output=True, text=True, check=True
+        )
+        seconds, heavy = json.loads(output.stdout.splitlines()[-1])
+        return seconds, heavy
+
+    runs = [run() for _ in range(3)]
+    assert runs[0][1] == []
+    assert min(seconds for seconds, _ in runs) < 0.3
+
+
+def test_the_version_is_the_package_version():
+    output = subprocess.run(
+        [sys.executable, "-m", "transship", "--version"], capture_output=True, text=True, check=True
+    )
+    assert output.stdout.strip() == f"transship {transship.__version__}"
+
+
+def test_every_public_name_exists():
+    for name in transship.__all__:
+        assert getattr(transship, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = transship.nothing
+
+
+@pytest.mark.slow
+def test_a_wheel_builds_and_answers_in_an_empty_environment(tmp_path: Path):
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, root],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = tmp_path / "empty/bin/python"
+    # --version needs click alone; the other dependencies would cost gigabytes and prove nothing more
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "click"], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    output = subprocess.run(
+        [tmp_path / "empty/bin/transship", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert output.stdout.strip() == f"transship {transship.__version__}"
+    assert (next((tmp_path / "empty/lib").glob("python*")) / "site-packages/transship/py.typed").is_file()
