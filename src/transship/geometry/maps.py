@@ -1,0 +1,173 @@
+"""LinearMap: a linear or affine function between two spaces, fitted from Moments or rows."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.errors import DataError, OptionError
+from transship.geometry.storage import read_arrays, write_arrays
+
+FORMAT, VERSION = "transship.map", 1
+ARRAYS = ("matrix", "source_mean", "target_mean")
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """y = target_mean + (x − source_mean) · matrix; means that are None count as zero.
+
+    Attributes:
+        matrix: W, applied from the right to rows.
+        source_mean: what is subtracted first, or None.
+        target_mean: what is added last, or None.
+        kind: how it was fitted (`procrustes`, `linear`, `ridge`, `affine`, `cca`, …).
+        rank: the observed rank: outside those directions of the source, the data says nothing.
+        tolerance: the relative cut that decided the rank.
+        details: numbers of the fit (λ, scale, GCV, …).
+    """
+
+    matrix: Float[Tensor, "source target"]
+    source_mean: Float[Tensor, " source"] | None = None
+    target_mean: Float[Tensor, " target"] | None = None
+    kind: str = "linear"
+    rank: int = 0
+    tolerance: float = 0.0
+    details: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def width_source(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def width_target(self) -> int:
+        return self.matrix.shape[1]
+
+    @property
+    def bias(self) -> Float[Tensor, " target"] | None:
+        """The b of y = x W + b, that is target_mean − source_mean W; None when the map is linear."""
+        if self.source_mean is None and self.target_mean is None:
+            return None
+        moved = (
+            torch.zeros_like(self.matrix[0]) if self.source_mean is None else self.source_mean @ self.matrix
+        )
+        return -moved if self.target_mean is None else self.target_mean - moved
+
+    @property
+    def full_rank(self) -> bool:
+        """Whether the data determined the map altogether."""
+        return self.rank >= min(self.matrix.shape)
+
+    def apply(
+        self, rows: Float[Tensor, "*rows source"], *, direction: bool = False
+    ) -> Float[Tensor, "*rows target"]:
+        """Return the rows in the target space, in their own dtype.
+
+        With `direction` the target mean is left out: for a translated query it would be a bias per document.
+        """
+        if rows.shape[-1] != self.width_source:
+            raise DataError(
+                f"rows of width {rows.shape[-1]} do not fit a map from {self.width_source}",
+                where=f"{self.kind} map",
+                fix="give rows of the source space",
+            )
+        moved = rows @ self.matrix.to(rows)
+        bias = self.bias
+        if direction:
+            bias = None if bias is None or self.target_mean is None else bias - self.target_mean
+            if self.source_mean is not None and self.target_mean is None:
+                bias = self.bias
+        return moved if bias is None else moved + bias.to(rows)
+
+    def inverse(self) -> "LinearMap":
+        """Return the map back, for orthogonal maps: Tᵀ/scale, exact on the observed directions."""
+        if self.kind != "procrustes":
+            raise OptionError(
+                f"a {self.kind} map has no meaningful inverse", where="inverse", fix="fit the other direction"
+            )
+        scale = self.details.get("scale", 1.0)
+        return LinearMap(
+            self.matrix.T / scale**2,
+            self.target_mean,
+            self.source_mean,
+            self.kind,
+            self.rank,
+            self.tolerance,
+            {**self.details, "scale": 1.0 / scale},
+        )
+
+    def then(self, other: "LinearMap") -> "LinearMap":
+        """Return the map that applies this one first and `other` to its result."""
+        bias = self.bias if self.bias is not None else torch.zeros_like(self.matrix[0])
+        end = other.apply(bias)
+        affine = self.bias is not None or other.bias is not None
+        return LinearMap(
+            self.matrix @ other.matrix,
+            None,
+            end if affine else None,
+            f"{self.kind}+{other.kind}",
+            min(self.rank, other.rank),
+            max(self.tolerance, other.tolerance),
+        )
+
+    def to(self, dtype: torch.dtype) -> "LinearMap":
+        """Return the map with arrays of another dtype."""
+        return LinearMap(
+            self.matrix.to(dtype),
+            None if self.source_mean is None else self.source_mean.to(dtype),
+            None if self.target_mean is None else self.target_mean.to(dtype),
+            self.kind,
+            self.rank,
+            self.tolerance,
+            self.details,
+        )
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the arrays by name, for a file that holds more than this map."""
+        found = {name: getattr(self, name) for name in ARRAYS}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def metadata(self) -> dict[str, object]:
+        """Return what describes the map beside its arrays, as JSON can hold it."""
+        return {
+            "kind": self.kind,
+            "rank": self.rank,
+            "tolerance": self.tolerance,
+            "details": dict(self.details),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Tensor], metadata: Mapping[str, object]) -> "LinearMap":
+        """Return the map that `arrays` and `metadata` describe."""
+        details = metadata.get("details", {})
+        assert isinstance(details, Mapping)
+        return LinearMap(
+            arrays["matrix"],
+            arrays.get("source_mean"),
+            arrays.get("target_mean"),
+            str(metadata["kind"]),
+            int(str(metadata["rank"])),
+            float(str(metadata["tolerance"])),
+            {str(name): float(value) for name, value in details.items()},
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file (beside the target, then renamed)."""
+        about = {"format": FORMAT, "version": str(VERSION), "map": json.dumps(self.metadata())}
+        write_arrays(path, self.arrays(), about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LinearMap":
+        """Read what `save` wrote."""
+        arrays, about = read_arrays(path, FORMAT, VERSION)
+        try:
+            return LinearMap.from_arrays(arrays, json.loads(about["map"]))
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            raise DataError(
+                f"is not a complete map file ({type(error).__name__}: {error})",
+                where=str(path),
+                fix="fit and save the map again",
+            ) from error

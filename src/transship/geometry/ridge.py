@@ -1,0 +1,181 @@
+"""Ridge regression between two spaces: λ given, by generalised cross-validation, or by exact leave-one-out.
+
+W = (S_xx + λI)⁻¹ S_xy. With S_xx = V diag(E) Vᵀ and B = Vᵀ S_xy every λ costs one division: W = V (B / (E +
+λ)).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.errors import DataError, NumericalError, OptionError
+from transship.geometry.maps import LinearMap
+from transship.geometry.moments import Moments
+from transship.geometry.spectral import Spectrum, spectrum
+
+# λ / mean variance of the source
+STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 4) for power in range(-24, 9))
+
+
+def ridge(
+    moments: Moments,
+    strength: float | None = None,
+    *,
+    relative: bool = True,
+    centre: bool = True,
+    strengths: Sequence[float] = STRENGTHS,
+) -> LinearMap:
+    """Return the ridge map of λ = strength × mean eigenvalue of S_xx (× 1 if not `relative`).
+
+    Without a strength, the one of `strengths` with the least GCV is taken:
+    GCV(λ) = RSS / (1 − df/n)², RSS = tr S_yy − Σ_j ‖B_j‖² (E_j + 2λ)/(E_j + λ)², df = Σ E/(E + λ) (+ 1 if
+    centred).
+
+    Args:
+        moments: `aa` and `ab`.
+        strength: λ, or None for GCV.
+        relative: whether strengths are shares of the mean eigenvalue, and so mean the same at every site.
+        centre: whether an intercept is fitted.
+        strengths: the grid for GCV.
+    """
+    if moments.count <= 0:
+        raise NumericalError("no rows were counted", where=moments.name, fix="collect at least one input")
+    used = moments.centred() if centre else moments
+    found = spectrum(used.part("aa"), precision=moments.precision, where=moments.name)
+    unit = float(found.values.mean()) if relative else 1.0
+    projected = found.vectors.T @ used.part("ab")
+    details: dict[str, float] = {}
+    if strength is None:
+        scores = gcv(used, strengths, unit=unit, centre=centre, _found=(found, projected))
+        best = int(scores.argmin())
+        strength, details["gcv"] = float(strengths[best]), float(scores[best])
+    _check_strength(strength, moments.name)
+    penalty = strength * unit
+    details |= {"strength": strength, "lambda": penalty}
+    matrix = found.vectors @ (projected * _shrunk_inverse(found, penalty)[:, None])
+    means = (moments.sum_a / moments.count, moments.sum_b / moments.count) if centre else (None, None)
+    return LinearMap(matrix, means[0], means[1], "ridge", found.rank, found.tolerance, details)
+
+
+def gcv(
+    centred: Moments,
+    strengths: Sequence[float],
+    *,
+    unit: float = 1.0,
+    centre: bool = True,
+    _found: tuple[Spectrum, Tensor] | None = None,
+) -> Float[Tensor, " strengths"]:
+    """Return the GCV score of every λ = strength × unit, from Moments that are centred if they should be."""
+    if _found is None:
+        found = spectrum(centred.part("aa"), precision=centred.precision, where=centred.name)
+        _found = found, found.vectors.T @ centred.part("ab")
+    values, energies = _found[0].values, _found[1].square().sum(1)
+    total, scores = centred.square_b.sum(), []
+    for strength in strengths:
+        penalty = strength * unit
+        _check_strength(strength, centred.name)
+        shrunk = _shrunk_inverse(_found[0], penalty)
+        residual = (total - (energies * (values + 2 * penalty) * shrunk.square()).sum()).clamp_min(0.0)
+        freedom = float((values * shrunk).sum()) + (1.0 if centre else 0.0)
+        slack = 1.0 - freedom / centred.count
+        # as many degrees of freedom as rows: the fit interpolates, and says nothing about other rows
+        scores.append(residual / slack**2 if slack > 1e-9 else residual.new_tensor(torch.inf))
+    result = torch.stack(scores)
+    if not bool(torch.isfinite(result).any()):
+        raise NumericalError(
+            f"{centred.count:.0f} rows leave no degree of freedom at any λ",
+            where=centred.name,
+            fix="collect more rows, or give a larger strength",
+        )
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class LeaveOneOut:
+    """Ridge with λ by exact leave-one-out.
+
+    Attributes:
+        map: fitted on all rows with the best λ.
+        penalty: that λ.
+        errors: the mean squared leave-one-out error of every λ.
+        predictions: for each row, the prediction of the map fitted on the other rows at the best λ.
+    """
+
+    map: LinearMap
+    penalty: float
+    errors: Float[Tensor, " penalties"]
+    predictions: Float[Tensor, "rows target"]
+
+
+def ridge_loo(
+    x: Float[Tensor, "rows source"],
+    y: Float[Tensor, "rows target"],
+    penalties: Sequence[float] | None = None,
+    *,
+    centre: bool = True,
+) -> LeaveOneOut:
+    """Return ridge with the λ of least exact leave-one-out error, without refitting.
+
+    With Z = X V and leverages h_i = 1/n + Σ_j Z_ij² / (E_j + λ) (without 1/n if not centred), the error at a
+    row left out is (y_i − ŷ_i) / (1 − h_i). Works in float64 and through the narrower of the two Gram
+    matrices.
+
+    Args:
+        x: source rows, in memory.
+        y: target rows.
+        penalties: λ, absolute; by default `STRENGTHS` × the mean eigenvalue of XᵀX.
+        centre: whether an intercept is fitted (and left out with its row).
+    """
+    if x.shape[0] < 2:
+        raise DataError(f"{x.shape[0]} rows cannot leave one out", where="ridge_loo", fix="give two or more")
+    x, y, count = x.detach().double(), y.detach().double(), x.shape[0]
+    mean_x, mean_y = x.mean(0), y.mean(0)
+    if centre:
+        x, y = x - mean_x, y - mean_y
+    values, scores, vectors, found = _principal(x)
+    unit = float(values.sum()) / x.shape[1]
+    grid = [strength * unit for strength in STRENGTHS] if penalties is None else list(penalties)
+    projected = scores.T @ y
+    intercept = 1.0 / count if centre else 0.0
+
+    def left_out(penalty: float) -> Tensor:
+        _check_strength(penalty, "ridge_loo")
+        shrunk = 1.0 / (values + penalty)
+        leverage = (scores.square() @ shrunk + intercept).clamp_max(1.0 - 1e-12)
+        return (y - scores @ (shrunk[:, None] * projected)) / (1.0 - leverage)[:, None]
+
+    errors = torch.stack([left_out(penalty).square().mean() for penalty in grid])
+    best = grid[int(errors.argmin())]
+    matrix = vectors @ (projected / (values + best)[:, None])
+    means = (mean_x, mean_y) if centre else (None, None)
+    details = {"lambda": best, "strength": best / unit if unit > 0 else 0.0, "loo": float(errors.min())}
+    fitted = LinearMap(matrix, means[0], means[1], "ridge", found.rank, found.tolerance, details)
+    predictions = y - left_out(best) + (mean_y if centre else 0.0)
+    return LeaveOneOut(fitted, best, errors, predictions)
+
+
+def _principal(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Spectrum]:
+    """Return E, Z = X V and V on the observed directions of XᵀX."""
+    if x.shape[0] >= x.shape[1]:
+        found = spectrum(x.T @ x, where="ridge_loo")
+        return found.kept, x @ found.basis, found.basis, found
+    found = spectrum(x @ x.T, where="ridge_loo")
+    roots = found.kept.sqrt()
+    return found.kept, found.basis * roots, x.T @ (found.basis / roots), found
+
+
+def _shrunk_inverse(found: Spectrum, penalty: float) -> Tensor:
+    """Return 1/(E + λ), zero where λ = 0 meets an unobserved direction."""
+    if penalty > 0:
+        return 1.0 / (found.values + penalty)
+    inverse = torch.zeros_like(found.values)
+    inverse[found.values.numel() - found.rank :] = 1.0 / found.kept
+    return inverse
+
+
+def _check_strength(strength: float, where: str) -> None:
+    if not strength >= 0:
+        raise OptionError(f"λ is {strength}", where=where, fix="choose 0 or more")
