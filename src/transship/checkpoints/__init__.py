@@ -1,0 +1,42 @@
+"""Weights at rest: open, read by chunks, update, write atomically. On numpy; torch only where asked for."""
+
+from __future__ import annotations
+
+from transship.checkpoints.adapters import write_adapter
+from transship.checkpoints.atomic import atomic_file, atomic_folder, check_target
+from transship.checkpoints.card import Input, ModelCard
+from transship.checkpoints.checkpoint import Checkpoint, check_finite
+from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
+from transship.checkpoints.lora import Adapter
+from transship.checkpoints.opening import open, read_json
+from transship.checkpoints.update import TensorSummary, Update
+from transship.checkpoints.weightfile import TensorInfo, WeightFile
+from transship.checkpoints.write import TensorPlan, applied, copied, write_checkpoint, write_file
+
+__all__ = [
+    "CHUNK",
+    "Adapter",
+    "Checkpoint",
+    "DType",
+    "Input",
+    "ModelCard",
+    "TensorInfo",
+    "TensorPlan",
+    "TensorSummary",
+    "Update",
+    "WeightFile",
+    "applied",
+    "atomic_file",
+    "atomic_folder",
+    "check_finite",
+    "check_target",
+    "copied",
+    "find_dtype",
+    "narrow",
+    "open",
+    "read_json",
+    "widen",
+    "write_adapter",
+    "write_checkpoint",
+    "write_file",
+]

@@ -1,0 +1,179 @@
+"""Writing a low-rank update as a PEFT LoRA adapter folder, which `peft.PeftModel.from_pretrained` loads.
+
+The factors carry their scale, so the adapter's α equals its rank everywhere and PEFT multiplies by one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from transship.checkpoints.atomic import atomic_folder
+from transship.checkpoints.card import ModelCard, as_json
+from transship.checkpoints.checkpoint import Checkpoint
+from transship.checkpoints.dtypes import Array, Floats, find_dtype
+from transship.checkpoints.terms import Layout
+from transship.checkpoints.update import Update
+from transship.checkpoints.weightfile import quote
+from transship.checkpoints.write import TensorPlan, write_file
+from transship.errors import CheckpointError
+
+_TASKS = (
+    ("ForCausalLM", "CAUSAL_LM"),
+    ("LMHeadModel", "CAUSAL_LM"),
+    ("ForSequenceClassification", "SEQ_CLS"),
+    ("ForTokenClassification", "TOKEN_CLS"),
+    ("ForQuestionAnswering", "QUESTION_ANS"),
+    ("ForConditionalGeneration", "SEQ_2_SEQ_LM"),
+)
+
+
+def write_adapter(
+    folder: str | os.PathLike[str],
+    update: Update,
+    *,
+    dtype: str = "float32",
+    dense: Literal["refuse", "save"] = "refuse",
+    prefix: str = "",
+    task_type: str | None = None,
+    layouts: Mapping[str, Layout] | None = None,
+    card: ModelCard | None = None,
+    force: bool = False,
+    sync: bool = True,
+) -> Path:
+    """Write a low-rank update as a PEFT adapter, atomically, and return its path.
+
+    Args:
+        dense: what to do with tensors whose change has no factors, and with tensors that the base has not:
+            refuse, or save their modules in full (PEFT's `modules_to_save`).
+        prefix: stands before the base's names in the model that will carry the adapter (`bert.` when the
+            base is a bare model and the adapter goes onto a headed one).
+        task_type: PEFT's name of the task; by default what the base's architecture suggests.
+        layouts: how modules hold their weights, where it is not to be taken from the update.
+    """
+    kind = find_dtype(dtype).name
+    ranks: dict[str, int] = {}
+    plans: list[TensorPlan] = []
+    found: dict[str, Layout] = {}
+    in_full: list[str] = []
+    for name in update.names:
+        pair = update.factors(name)
+        if pair is None or not name.endswith(".weight"):
+            in_full.append(name)
+        elif pair[0].shape[1]:
+            module = prefix + name.removesuffix(".weight")
+            found[module] = (layouts or {}).get(name) or update.layout(name)
+            ranks[module] = pair[0].shape[1]
+            plans += _factor_plans(module, found[module], *pair, update.shape(name), kind)
+    saved = _saved(update, in_full, prefix, kind, dense)
+    if not plans and not saved:
+        raise CheckpointError(
+            "the update changes nothing", where=str(folder), fix="give an update with factors"
+        )
+    modules = sorted({plan.name.removeprefix("base_model.model.").rpartition(".")[0] for plan in saved})
+    config = _config(update.base, ranks, found, modules, task_type)
+    needs = sum(plan.nbytes(plan.dtype) for plan in (*plans, *saved))
+    with atomic_folder(folder, force=force, needs=needs, sync=sync) as place:
+        for file, text in {"adapter_config.json": as_json(config), **(card.files() if card else {})}.items():
+            (place / file).write_text(text, "utf-8")
+        write_file(place / "adapter_model.safetensors", [*plans, *saved])
+    return Path(folder)
+
+
+def _factor_plans(
+    module: str, layout: Layout, up: Floats, down: Floats, shape: tuple[int, ...], dtype: str
+) -> Iterator[TensorPlan]:
+    """Yield A [rank, in] and B [out, rank] of one module, as its layout stores them."""
+    rank = up.shape[1]
+    first, second = (down, up) if layout == "linear" else (up.T, down.T)
+    if len(shape) > 2:  # a convolution: A has its kernel, B is one by one
+        first, second = down.reshape(rank, *shape[1:]), up.reshape(shape[0], rank, *[1] * (len(shape) - 2))
+    ending = "lora_embedding_{}" if layout == "embedding" else "lora_{}.weight"
+    for part, values in (("A", first), ("B", second)):
+        yield _held(f"base_model.model.{module}.{ending.format(part)}", np.ascontiguousarray(values), dtype)
+
+
+def _saved(
+    update: Update, names: list[str], prefix: str, dtype: str, dense: Literal["refuse", "save"]
+) -> list[TensorPlan]:
+    """Return whole modules with their new values: changes without factors, and what the base has not."""
+    if (names or update.added) and dense == "refuse":
+        example = quote((names or list(update.added))[0])
+        raise CheckpointError(
+            f"{len(names) + len(update.added)} tensors have no low-rank factors, such as {example}",
+            where="adapter",
+            fix="write a full checkpoint instead, factorise them first, or save them in full",
+        )
+    base, values = update.base, {name: read() for name, read in update.added.items()}
+    if names and base is None:
+        raise CheckpointError(
+            "an update without a base has no full tensors", where="adapter", fix="give its base"
+        )
+    modules = {name.rpartition(".")[0] for name in names}
+    for name in base.tensors if base is not None else ():
+        if base is not None and name.rpartition(".")[0] in modules:
+            change = update.dense(name) if name in update else np.float32(0)
+            values[name] = base.read(name) + change
+    key = f"base_model.model.{prefix}"
+    return [_held(key + name, array, dtype) for name, array in values.items()]
+
+
+def _held(name: str, values: Array, dtype: str) -> TensorPlan:
+    return TensorPlan(name, values.shape, dtype, lambda: values)
+
+
+def _config(
+    base: Checkpoint | None,
+    ranks: Mapping[str, int],
+    layouts: Mapping[str, Layout],
+    saved: list[str],
+    task_type: str | None,
+) -> dict[str, Any]:
+    common = Counter(ranks.values()).most_common(1)[0][0] if ranks else 1
+    # ^ and escapes: PEFT reads these keys as patterns for the end of a module's name
+    special = {"^" + re.escape(module): rank for module, rank in ranks.items() if rank != common}
+    return {
+        "peft_type": "LORA",
+        "task_type": task_type or _task(base),
+        "base_model_name_or_path": base.name if base is not None else None,
+        "inference_mode": True,
+        "r": common,
+        "lora_alpha": common,
+        "rank_pattern": special,
+        "alpha_pattern": special,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "fan_in_fan_out": "conv1d" in layouts.values(),
+        "init_lora_weights": True,
+        "target_modules": _targets(sorted(ranks)),
+        "modules_to_save": saved or None,
+    }
+
+
+def _targets(modules: list[str]) -> list[str] | str:
+    """Return the modules as PEFT names them: endings, or a pattern where one is the ending of another."""
+    endings = Counter(module[place:] for module in modules for place in _ends(module))
+    if all(endings[module] == 1 for module in modules):
+        return modules
+    return "|".join(re.escape(module) for module in modules)
+
+
+def _ends(module: str) -> list[int]:
+    return [0, *(place + 1 for place, sign in enumerate(module) if sign == ".")]
+
+
+def _task(base: Checkpoint | None) -> str | None:
+    architectures = base.config.get("architectures") if base is not None else None
+    if isinstance(architectures, list):
+        for ending, task in _TASKS:
+            if any(str(name).endswith(ending) for name in architectures):
+                return task
+    return None

@@ -1,0 +1,161 @@
+"""Where a result came from: `README.md` for people and the hub, `transship.json` for programs.
+
+Neither holds a date: the same inputs, method and seed give the same bytes.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.metadata
+import json
+import platform
+import re
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import transship
+from transship.checkpoints.checkpoint import Checkpoint
+
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+_OPTIONAL = ("torch", "transformers", "peft")
+
+
+@dataclass(frozen=True)
+class Input:
+    """One thing that a result was made from.
+
+    Attributes:
+        role: what it was used for: `base`, `tuned`, `data`.
+        name: the reference as the user gave it.
+        fingerprint: the hash of its content.
+    """
+
+    role: str
+    name: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, role: str, checkpoint: Checkpoint) -> Input:
+        """Return the input that a checkpoint is."""
+        return cls(role, checkpoint.name, checkpoint.fingerprint())
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that made a result: Python, numpy and ours, and the heavy ones that were in use."""
+    found = {"transship": transship.__version__, "python": platform.python_version()}
+    for name in ("numpy", *(name for name in _OPTIONAL if name in sys.modules)):
+        found[name] = importlib.metadata.version(name)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a result is and how it was made.
+
+    Attributes:
+        title: the heading of the page.
+        verb: `transport`, `merge`, `translate` or `adapt`.
+        method: the registered name of the method.
+        summary: a sentence or two for the reader.
+        parameters: the method's fields and other options, by name.
+        inputs: everything that went in.
+        metrics: measured quality, by name.
+        library: the hub's `library_name`: `transformers` or `peft`.
+    """
+
+    title: str
+    verb: str
+    method: str
+    summary: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[Input] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    library: str = "transformers"
+    versions: Mapping[str, str] = field(default_factory=versions)
+
+    def markdown(self) -> str:
+        """Return the page: a YAML head that the hub reads, then tables; names from outside are escaped."""
+        bases = [one.name.split("@")[0] for one in self.inputs if _HUB_ID.fullmatch(one.name)]
+        head = ["---", f"library_name: {_quoted(self.library)}", f"tags: {_quoted(['transship', self.verb])}"]
+        head += [f"base_model: {_quoted(sorted(set(bases)))}"] if bases else []
+        lines = [*head, "---", "", f"# {plain_text(self.title)}", ""]
+        lines += [plain_text(self.summary), ""] if self.summary else []
+        made = f"Made with transship, verb {plain_text(self.verb)}, method {plain_text(self.method)}"
+        lines += [made + (f", seed {self.seed}." if self.seed is not None else "."), ""]
+        lines += _table("Inputs", ("role", "name", "SHA-256"), [_row(one) for one in self.inputs])
+        lines += _table("Parameters", ("name", "value"), list(self.parameters.items()))
+        lines += _table("Measured", ("name", "value"), list(self.metrics.items()))
+        lines += _table("Versions", ("name", "version"), list(self.versions.items()))
+        return "\n".join(lines)
+
+    def provenance(self) -> dict[str, Any]:
+        """Return the same as plain data."""
+        return {
+            "format": "transship/1",
+            "title": self.title,
+            "verb": self.verb,
+            "method": self.method,
+            "parameters": _plain(self.parameters),
+            "inputs": [
+                {"role": one.role, "name": one.name, "sha256": one.fingerprint} for one in self.inputs
+            ],
+            "metrics": _plain(self.metrics),
+            "seed": self.seed,
+            "versions": dict(self.versions),
+        }
+
+    def files(self) -> dict[str, str]:
+        """Return the two files by name."""
+        return {"README.md": self.markdown(), "transship.json": as_json(self.provenance())}
+
+
+def as_json(value: Any) -> str:
+    """Return JSON as all our files have it: indented, in ASCII, ended by a newline."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def plain_text(value: object) -> str:
+    """Return text that Markdown, HTML and a table's cell show as it is, whatever a file name holds.
+
+    Line breaks, control and direction signs become visible escapes.
+    """
+    shown = "".join(
+        repr(sign)[1:-1] if unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") else sign
+        for sign in str(value)
+    )
+    return _MARKDOWN.sub(r"\\\1", html.escape(shown, quote=True))
+
+
+def _row(one: Input) -> tuple[object, ...]:
+    return one.role, one.name, one.fingerprint
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [f"## {title}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(plain_text(cell) for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _quoted(value: str | list[str]) -> str:
+    """Return a text, or a list of texts, as JSON, which YAML reads as the same."""
+    return json.dumps(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold; other things by their text."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if hasattr(value, "item"):  # a number of numpy or torch
+        return _plain(value.item())
+    return value if isinstance(value, float) and abs(value) < float("inf") else str(value)

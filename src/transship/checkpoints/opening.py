@@ -1,0 +1,227 @@
+"""Opening a reference: a folder, one file, an adapter folder, or a model on the hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from transship.checkpoints.atomic import recover
+from transship.checkpoints.checkpoint import Checkpoint, Source
+from transship.checkpoints.lora import Adapter
+from transship.checkpoints.pickles import PickleFile
+from transship.checkpoints.refusals import (
+    PICKLE_SUFFIXES,
+    nothing_here,
+    pickle_refusal,
+    refuse_format,
+    refuse_quantised,
+)
+from transship.checkpoints.weightfile import WeightFile, quote
+from transship.errors import CheckpointError, MissingError
+
+_HUB_ID = re.compile(r"(?P<owner>\w[\w.-]*)/(?P<model>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_JSON_LIMIT = 200_000_000  # bytes: an index of a million tensors fits
+# one level of the repository only: `*` of the hub's patterns also matches folders
+_WEIGHTS = ("model.safetensors", "model-*.safetensors", "adapter_model.safetensors")
+_PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin", "adapter_model.bin")
+_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
+
+
+def open(  # the verb that users know
+    reference: str | os.PathLike[str], *, allow_pickle: bool = False, trust_remote_code: bool = False
+) -> Checkpoint:
+    """Open weights at rest: headers are read and checked, data is not.
+
+    Args:
+        reference: a Hugging Face folder (one file or sharded), one `.safetensors` file, a PEFT LoRA adapter
+            folder (gives an `Adapter`), or a hub id `owner/name` or `owner/name@revision`. What exists on
+            disk comes first.
+        allow_pickle: also open `.bin` and `.pt` files, weights only.
+        trust_remote_code: kept on the checkpoint for rooms that build models; no code runs here.
+    """
+    name = os.fspath(reference)
+    if "\0" in name or not name.strip():
+        raise MissingError(
+            f"{quote(name)} is no path", where="open", fix="give a folder, a file or owner/name"
+        )
+    path = Path(name).expanduser()
+    if not path.exists():
+        recover(path)  # a replacement that was killed half-way, on a file system without exchange
+    if path.is_dir():
+        return _open_folder(path, name, allow_pickle, trust_remote_code)
+    if path.exists():
+        sources: list[Source] = [_open_file(path, allow_pickle)]
+        refuse_quantised({}, sources[0].tensors, name)
+        return Checkpoint(name, sources, folder=path.parent, trust_remote_code=trust_remote_code)
+    return _open_folder(_from_hub(name, allow_pickle), name, allow_pickle, trust_remote_code)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object from a file, or refuse the file in one sentence."""
+    try:
+        if path.stat().st_size > _JSON_LIMIT:
+            raise ValueError("too large")
+        found = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise CheckpointError(
+            f"it cannot be read ({error.strerror})", where=str(path), fix="check its path and permissions"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"it is not valid JSON in UTF-8 ({str(error)[:100]})",
+            where=str(path),
+            fix="fetch or write it again",
+        ) from error
+    if not isinstance(found, dict):
+        raise CheckpointError("it is not a JSON object", where=str(path), fix="fetch or write it again")
+    return found
+
+
+def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    refuse_quantised(config, (), name)
+    if (folder / "quantize_config.json").is_file():  # how GPTQ was marked before configs had a place for it
+        refuse_quantised({"quantization_config": {"quant_method": "gptq"}}, (), name)
+    sources = _model_files(folder, allow_pickle)
+    if sources is None and (folder / "adapter_config.json").is_file():
+        sources = [_open_file(_adapter_file(folder), allow_pickle)]
+        settings = read_json(folder / "adapter_config.json")
+        return Adapter(name, sources, folder=folder, config=settings, trust_remote_code=trust_remote_code)
+    if sources is None:
+        raise nothing_here(folder)
+    refuse_quantised({}, (tensor for source in sources for tensor in source.tensors), name)
+    return Checkpoint(name, sources, folder=folder, config=config, trust_remote_code=trust_remote_code)
+
+
+def _open_file(path: Path, allow_pickle: bool) -> Source:
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        if not allow_pickle:
+            raise pickle_refusal(path)
+        return PickleFile(path)
+    if path.is_file():
+        refuse_format(path)
+    return WeightFile(path)
+
+
+def _model_files(folder: Path, allow_pickle: bool) -> list[Source] | None:
+    """Return the opened weight files, or None where the folder holds no model; safetensors before pickles."""
+    for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
+        single, index = folder / (stem + suffix), folder / f"{stem}{suffix}.index.json"
+        if single.is_file():
+            return [_open_file(single, allow_pickle)]
+        if index.is_file():
+            return _sharded(index, allow_pickle)
+    adapters = {"adapter_model.safetensors", "adapter_model.bin"}
+    others = [path for path in sorted(folder.glob("*.safetensors")) if path.name not in adapters]
+    if len(others) > 1:
+        names = ", ".join(path.name for path in others[:3])
+        raise CheckpointError(
+            f"it holds {len(others)} safetensors files ({names} …) and no index",
+            where=str(folder),
+            fix="give one of the files, or add model.safetensors.index.json",
+        )
+    if not others and allow_pickle:
+        others = [path for path in sorted(folder.glob("*.pt*")) if path.suffix in PICKLE_SUFFIXES][:1]
+    if not others and not (folder / "adapter_config.json").is_file():
+        for path in sorted(folder.iterdir()):
+            if path.suffix.lower() in PICKLE_SUFFIXES:
+                raise pickle_refusal(path)
+    return [_open_file(others[0], allow_pickle)] if others else None
+
+
+def _adapter_file(folder: Path) -> Path:
+    found = folder / "adapter_model.safetensors"
+    pickle = folder / "adapter_model.bin"
+    return pickle if pickle.is_file() and not found.is_file() else found
+
+
+def _sharded(index: Path, allow_pickle: bool) -> list[Source]:
+    """Open the shards that an index names and check that each holds exactly what the index says."""
+    mapping = read_json(index).get("weight_map")
+    if (
+        not isinstance(mapping, dict)
+        or not mapping
+        or not all(isinstance(file, str) for file in mapping.values())
+    ):
+        raise CheckpointError(
+            "it has no weight_map from tensors to files", where=str(index), fix="fetch it again"
+        )
+    expected: dict[str, set[str]] = {}
+    for tensor, file in mapping.items():
+        if file != Path(file).name or file in ("", ".", "..") or "\0" in file:
+            raise CheckpointError(
+                f"it names the file {quote(file)} outside its folder", where=str(index), fix="fetch it again"
+            )
+        expected.setdefault(file, set()).add(tensor)
+    sources = []
+    for file, tensors in sorted(expected.items()):
+        source = _open_file(index.parent / file, allow_pickle)
+        held = (
+            source.tensors.keys() | source.metadata.keys()
+            if isinstance(source, PickleFile)
+            else source.tensors.keys()
+        )
+        _compare(tensors, set(held), index, file)
+        sources.append(source)
+    return sources
+
+
+def _compare(promised: set[str], held: set[str], index: Path, file: str) -> None:
+    for tensors, what in (
+        (promised - held, "is not in"),
+        (held - promised, "is missing from the index but in"),
+    ):
+        if tensors:
+            raise CheckpointError(
+                f"tensor {quote(min(tensors))} {what} {file} ({len(tensors)} such)",
+                where=str(index),
+                fix="fetch the folder again: index and shards are of different models",
+            )
+
+
+def _from_hub(name: str, allow_pickle: bool) -> Path:
+    """Fetch a model's files (or find them in the hub's local cache) and return the folder."""
+    match = _HUB_ID.fullmatch(name)
+    if match is None:
+        raise MissingError(
+            "there is no such file or folder",
+            where=name,
+            fix="check the path, or give a hub id like owner/name",
+        )
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    patterns = [*_FILES, *_WEIGHTS, *(_PICKLES if allow_pickle else ())]
+    try:
+        folder = huggingface_hub.snapshot_download(
+            f"{match['owner']}/{match['model']}",
+            revision=match["revision"],
+            allow_patterns=patterns,
+            ignore_patterns=["*.fp16.*", "*.fp32.*", "onnx/*", "openvino/*"],
+        )
+    except errors.RevisionNotFoundError as error:
+        raise MissingError(
+            "the hub has no such revision", where=name, fix="check what follows the @"
+        ) from error
+    except errors.GatedRepoError as error:
+        raise MissingError(
+            "its owner asks for consent first",
+            where=name,
+            fix="accept the terms on the hub and run `hf auth login`",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise MissingError(
+            "there is no such folder, and the hub has no such model",
+            where=name,
+            fix="check the name, or log in",
+        ) from error
+    except (OSError, ValueError, errors.HfHubHTTPError) as error:  # no network, offline mode, a name refused
+        raise MissingError(
+            f"there is no such folder, and the hub cannot be asked ({type(error).__name__})",
+            where=name,
+            fix="check the name, go online, or give a local folder",
+        ) from error
+    return Path(folder)

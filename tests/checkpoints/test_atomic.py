@@ -1,0 +1,276 @@
+"""Old or new, never a mix: under kills at random moments, kills at every step, and two writers at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transship.checkpoints import atomic, atomic_file, atomic_folder, check_target
+from transship.errors import OutputError
+
+
+def write(folder: Path, text: str, **options: bool) -> None:
+    with atomic_folder(folder, **options) as place:
+        (place / "a.txt").write_text(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_folder_appears_when_all_is_written(tmp_path: Path):
+    with atomic_folder(tmp_path / "deep" / "new") as place:
+        (place / "a.txt").write_text("x")
+        assert not (tmp_path / "deep" / "new").exists()
+        assert place.parent == tmp_path / "deep"
+    assert (tmp_path / "deep" / "new" / "a.txt").read_text() == "x"
+    assert names(tmp_path / "deep") == ["new"]
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path):
+    write(tmp_path / "m", "old")
+    with pytest.raises(OutputError, match="exists already; pass --force"):
+        write(tmp_path / "m", "new")
+    with pytest.raises(OutputError, match="exists already"), atomic_file(tmp_path / "m" / "a.txt"):
+        pytest.fail("the body must not run")
+    assert (tmp_path / "m" / "a.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_force_replaces_the_whole_folder(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if not exchange:
+        monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
+    write(tmp_path / "m", "old")
+    (tmp_path / "m" / "more.txt").write_text("only in the old one")
+    write(tmp_path / "m", "new", force=True)
+    assert names(tmp_path / "m") == ["a.txt"]
+    assert (tmp_path / "m" / "a.txt").read_text() == "new"
+    assert names(tmp_path) == ["m"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_body_leaves_no_trace(error: type[BaseException], tmp_path: Path):
+    write(tmp_path / "m", "old")
+
+    def stop(draft: Path) -> None:
+        draft.write_text("half")
+        raise error
+
+    with pytest.raises(error), atomic_folder(tmp_path / "m", force=True) as place:
+        stop(place / "a.txt")
+    with pytest.raises(error), atomic_file(tmp_path / "f", force=True) as draft:
+        stop(draft)
+    assert names(tmp_path) == ["m"]
+    assert (tmp_path / "m" / "a.txt").read_text() == "old"
+
+
+def test_files_appear_whole(tmp_path: Path):
+    for text, force in (("one", False), ("two", True)):
+        with atomic_file(tmp_path / "r.html", force=force) as draft:
+            draft.write_text(text)
+        assert (tmp_path / "r.html").read_text() == text
+    assert names(tmp_path) == ["r.html"]
+
+
+def test_a_target_made_meanwhile_is_kept(tmp_path: Path):
+    with pytest.raises(OutputError, match="meanwhile"), atomic_folder(tmp_path / "m"):
+        write(tmp_path / "m", "theirs")
+    assert (tmp_path / "m" / "a.txt").read_text() == "theirs"
+    assert names(tmp_path) == ["m"]
+
+
+def test_a_symbolic_link_is_followed_and_kept(tmp_path: Path):
+    write(tmp_path / "real", "old")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    write(tmp_path / "link", "new", force=True)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "a.txt").read_text() == "new"
+
+
+def test_precious_folders_are_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "work" / "inside").mkdir(parents=True)
+    (tmp_path / "repository" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work" / "inside")
+    for target in (tmp_path / "work", tmp_path / "work" / "inside", Path.home(), tmp_path / "repository"):
+        with pytest.raises(OutputError, match="never replaced"):
+            check_target(target, force=True)
+
+
+def test_the_kind_of_the_target_is_checked(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="is a file"):
+        write(tmp_path / "file", "x", force=True)
+    with pytest.raises(OutputError, match="is a folder"), atomic_file(tmp_path, force=True):
+        pytest.fail("the body must not run")
+    with pytest.raises(OutputError):
+        write(tmp_path / "file" / "below", "x")
+
+
+def test_a_full_disk_is_noticed_first(tmp_path: Path):
+    with (
+        pytest.raises(OutputError, match=r"it needs .* TB"),
+        atomic_folder(tmp_path / "m", needs=10**18),
+    ):
+        pytest.fail("the body must not run")
+    assert names(tmp_path) == []
+
+
+def test_leftovers_of_the_dead_go_and_work_of_the_living_stays(tmp_path: Path):
+    (tmp_path / ".m.transship-dead").mkdir()
+    (tmp_path / ".m.transship-dead" / "half").write_text("x")
+    (tmp_path / ".other.transship-dead").mkdir()
+    with atomic_folder(tmp_path / "m") as living:
+        (living / "a.txt").write_text("first")
+        write(tmp_path / "m2", "x")
+        with atomic_folder(tmp_path / "m") as second:
+            assert living.is_dir()
+            (second / "a.txt").write_text("second")
+        (tmp_path / "m").rename(tmp_path / "moved")
+    assert names(tmp_path) == [".other.transship-dead", "m", "m2", "moved"]
+
+
+@pytest.mark.parametrize("name", ["ü" * 120, "*[a]?", "-rf", "a b"])
+def test_odd_names_work(name: str, tmp_path: Path):
+    write(tmp_path / name, "old")
+    write(tmp_path / name, "new", force=True)
+    assert (tmp_path / name / "a.txt").read_text() == "new"
+
+
+# run in a process of its own, on numpy alone, so that forking is cheap and safe; children are killed
+COMMON = """
+import json, os, random, shutil, signal, sys, time
+from pathlib import Path
+import numpy as np
+from transship.checkpoints import atomic, open, write_checkpoint
+
+target = Path(sys.argv[1])
+
+def write(version, force=True):
+    value = np.full((64, 64), version, np.float32)
+    tensors = [(f"layer.{n}.weight", (64, 64), "float32", lambda: value) for n in range(12)]
+    write_checkpoint(target, tensors, config={"version": version}, max_shard_size=70_000, force=force,
+                     sync=False, files={"transship.json": json.dumps({"version": version})})
+
+def read():
+    checkpoint = open(target)
+    versions = {int(value) for name in checkpoint.tensors for value in np.unique(checkpoint.read(name))}
+    versions |= {checkpoint.config["version"], json.loads((target / "transship.json").read_text())["version"]}
+    assert len(versions) == 1, f"a mix of {versions}"
+    assert len(checkpoint.tensors) == 12 and len(list(target.iterdir())) == 6
+    return versions.pop()
+
+def child(work):
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return process
+"""
+
+KILL_AT_RANDOM = (
+    COMMON
+    + """
+random.seed(0)
+start = time.perf_counter()
+write(0, force=False)
+took = time.perf_counter() - start
+version = 0
+for attempt in range(1, 51):
+    fresh = attempt % 3 == 0
+    if fresh:  # without an existing target
+        shutil.rmtree(target)
+    process = child(lambda: write(attempt))
+    time.sleep(random.random() * 2 * took)
+    os.kill(process, signal.SIGKILL)
+    _, status = os.waitpid(process, 0)
+    found = None if fresh and not target.exists() else read()
+    assert found in (None if fresh else version, attempt), (attempt, found, version)
+    print("new" if found == attempt else "old", os.WIFSIGNALED(status))
+    if found is None:
+        write(attempt)
+    version = read()
+write(99)
+assert read() == 99
+print("left", sorted(path.name for path in target.parent.iterdir()))
+"""
+)
+
+# audit events tell of every rename, removal, lock and new folder that Python makes; renameat2 is a C call
+KILL_AT_EVERY_STEP = (
+    COMMON
+    + """
+exchange, rename = sys.argv[2] == "exchange", atomic._renameat2
+
+def count(event, arguments):
+    global steps
+    if event in ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "fcntl.flock"):
+        steps += 1
+        if steps == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def renameat2(*arguments):
+    if not exchange:
+        return False
+    count("os.rename", ())
+    result = rename(*arguments)
+    count("os.rename", ())
+    return result
+
+def replace():
+    global steps
+    steps = 0
+    sys.addaudithook(count)
+    write(2)
+
+atomic._renameat2, seen, deadly = renameat2, [], 0
+status = -1
+while status != 0:
+    deadly, steps = deadly + 1, -1000
+    shutil.rmtree(target, ignore_errors=True)
+    write(1)
+    _, status = os.waitpid(child(replace), 0)
+    assert status in (0, 9), status
+    absent = not target.exists()
+    seen.append((read(), absent))
+assert seen[-1] == (2, False)
+write(3)
+print(json.dumps(seen))
+print(sorted(path.name for path in target.parent.iterdir()))
+"""
+)
+
+
+def python(script: str, *arguments: str) -> list[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()
+
+
+def test_a_writer_killed_at_50_random_moments_leaves_old_or_new(tmp_path: Path):
+    *lines, left = python(KILL_AT_RANDOM, str(tmp_path / "model"))
+    assert len(lines) == 50
+    assert lines.count("old True") >= 5, "some kills came before the end"
+    assert any(line.startswith("new") for line in lines), "some kills came after it"
+    assert left == "left ['model']", "leftovers of the dead are removed"
+
+
+@pytest.mark.parametrize("way", ["exchange", "renames"])
+def test_a_kill_at_every_single_step_leaves_old_or_new(way: str, tmp_path: Path):
+    seen, left = python(KILL_AT_EVERY_STEP, str(tmp_path / "model"), way)
+    versions = [version for version, _ in json.loads(seen)]
+    assert len(versions) > 8
+    assert versions == sorted(versions), "once the new folder is there, it stays"
+    assert set(versions) == {1, 2}
+    absent = [was_absent for _, was_absent in json.loads(seen)]
+    assert any(absent) == (way == "renames"), (
+        "only two renames can part, and opening puts the old folder back"
+    )
+    assert left == "['model']"
