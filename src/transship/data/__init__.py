@@ -1,0 +1,31 @@
+"""What goes in: text, images, arrays, series and vectors from files, folders, memory or the hub.
+
+Importing this room imports numpy and neither pyarrow, PIL nor torch; they come when data is read.
+"""
+
+from __future__ import annotations
+
+from transship.data.dataset import KINDS, Dataset, Kind
+from transship.data.load import arrays, images, load, series, text, vectors, wrap
+from transship.data.locate import data_files, data_folders, find_data, find_model, is_hub_id, model_folders
+from transship.data.pictures import digits
+
+__all__ = [
+    "KINDS",
+    "Dataset",
+    "Kind",
+    "arrays",
+    "data_files",
+    "data_folders",
+    "digits",
+    "find_data",
+    "find_model",
+    "images",
+    "is_hub_id",
+    "load",
+    "model_folders",
+    "series",
+    "text",
+    "vectors",
+    "wrap",
+]
