@@ -1,0 +1,335 @@
+"""The usual figures from numbers alone: axes titled, colours as tokens that follow light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from transship.report.blocks import Figure, Table
+from transship.report.values import number, plain, show
+
+_LONGEST_TICK = 26
+_SERIES_COLOURS = 8
+
+Values = Sequence[Any]
+
+
+def heat_map(
+    values: Sequence[Values],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    row_title: str,
+    column_title: str,
+    value_title: str,
+    caption: str = "",
+    limits: tuple[float, float] | None = None,
+    diverging: bool = False,
+    show_values: bool | None = None,
+    square: bool = False,
+) -> Figure:
+    """Return a heat map of `values` [rows][columns]; the first row is on top.
+
+    `limits` fix the colours' ends; `diverging` centres them at zero; `show_values` writes the number into
+    each cell (by default up to 15 × 15); `square` makes cells about square.
+    """
+    grid = [[number(value) for value in plain(row)] for row in plain(values)]
+    if len(grid) != len(rows) or any(len(row) != len(columns) for row in grid):
+        raise ValueError(f"the values do not fill {len(rows)} rows of {len(columns)} columns")
+    known = [value for row in grid for value in row if value is not None and value == value] or [0.0]
+    written = show_values if show_values is not None else max(len(rows), len(columns)) <= 15
+    widest = max(abs(value) for value in known)
+    ends = limits or ((-widest, widest) if diverging else (min(known), max(known)))
+    trace: dict[str, Any] = {
+        "type": "heatmap",
+        "z": grid,
+        "colorscale": "@diverging" if diverging else "@sequential",
+        "colorbar": {"title": {"text": value_title, "side": "top"}},
+        "zmin": ends[0],
+        "zmax": ends[1],
+        "customdata": [[[row, column] for column in columns] for row in rows],
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<br><b>%{z:.4g}</b><extra></extra>",
+        "xgap": 1,
+        "ygap": 1,
+    }
+    if written:
+        decimals = 2 if widest < 100 else 0
+        trace["text"] = [["" if value is None else show(value, decimals) for value in row] for row in grid]
+    layout = {
+        "xaxis": _ticks(columns, column_title),
+        "yaxis": _ticks(rows, row_title) | {"autorange": "reversed"},
+    }
+    cell = (46 if square else 34) if len(rows) <= 15 else 22
+    numbers = Table([row_title, *columns], [[row, *line] for row, line in zip(rows, grid, strict=True)])
+    return Figure(
+        {"data": [trace], "layout": layout},
+        caption=caption,
+        alt=f"Heat map of {value_title}: {row_title} ({len(rows)}) by {column_title} ({len(columns)}), "
+        f"from {show(min(known))} to {show(max(known))}.",
+        height=max(280, min(820, 150 + cell * len(rows))),
+        width=max(480, 300 + 50 * len(columns)) if len(columns) <= 12 else None,
+        numbers=numbers,
+    )
+
+
+def matrix(
+    values: Sequence[Values], *, labels: Sequence[str], title: str, value_title: str, **options: Any
+) -> Figure:
+    """Return a square heat map of `values` [labels][labels] (cosines, confusions)."""
+    settings: dict[str, Any] = {"row_title": title, "column_title": title, "square": True} | options
+    return heat_map(values, rows=labels, columns=labels, value_title=value_title, **settings)
+
+
+def lines(
+    x: Values,
+    series: Mapping[str, Values],
+    *,
+    x_title: str,
+    y_title: str,
+    bands: Mapping[str, tuple[Values, Values]] | None = None,
+    caption: str = "",
+    log_x: bool = False,
+    log_y: bool = False,
+    markers: bool = True,
+) -> Figure:
+    """Return a line per series over `x`, each with its band (lower, upper) where one is given."""
+    xs, data = plain(x), []
+    for place, (name, values) in enumerate(series.items()):
+        colour = _colour(place)
+        if bands and name in bands:
+            data += _band(xs, bands[name], place, name)
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if markers else "lines",
+                "name": name,
+                "legendgroup": name,
+                "x": xs,
+                "y": _same_length(name, xs, values),
+                "line": {"color": colour, "width": 2.2, "dash": _dash(place)},
+                "marker": {"color": colour, "size": 7},
+                "hovertemplate": "%{x}, <b>%{y:.4g}</b>",
+            }
+        )
+    layout = {
+        # on a log axis the measured places make better ticks than powers and their fractions
+        "xaxis": _axis(x_title, log=log_x) | ({"tickvals": xs} if log_x and len(xs) <= 10 else {}),
+        "yaxis": _axis(y_title, log=log_y),
+        "hovermode": "x unified",
+        "showlegend": len(series) > 1,
+    }
+    table = Table(
+        [x_title, *series], [list(row) for row in zip(xs, *map(plain, series.values()), strict=True)]
+    )
+    alt = f"Lines of {y_title} over {x_title}: {', '.join(series)}."
+    return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, numbers=table)
+
+
+def bars(
+    labels: Sequence[str],
+    series: Mapping[str, Values],
+    *,
+    label_title: str,
+    value_title: str,
+    spreads: Mapping[str, Values] | None = None,
+    caption: str = "",
+    horizontal: bool | None = None,
+    stacked: bool = False,
+) -> Figure:
+    """Return bars of each series per label, with error bars where spreads are given.
+
+    They lie when labels are long or many (`horizontal` decides otherwise), so that no label is cut.
+    """
+    lying = horizontal if horizontal is not None else len(labels) > 6 or max(map(len, labels), default=0) > 12
+    data = []
+    for place, (name, values) in enumerate(series.items()):
+        heights, places = _same_length(name, labels, values), list(range(len(labels)))
+        trace: dict[str, Any] = {
+            "type": "bar",
+            "name": name,
+            "orientation": "h" if lying else "v",
+            "x": heights if lying else places,
+            "y": places if lying else heights,
+            "marker": {"color": _colour(place)},
+            "customdata": list(labels),
+            "hovertemplate": f"%{{customdata}}: <b>%{{{'x' if lying else 'y'}:.4g}}</b>",
+        }
+        if spreads and name in spreads:
+            error = _same_length(name, labels, spreads[name])
+            trace["error_x" if lying else "error_y"] = {
+                "array": error,
+                "color": "@text",
+                "thickness": 1.2,
+                "width": 3,
+            }
+        data.append(trace)
+    names, amounts = _ticks(labels, label_title), _axis(value_title)
+    if lying:
+        names["autorange"] = "reversed"
+    layout = {
+        "xaxis": amounts if lying else names,
+        "yaxis": names if lying else amounts,
+        "barmode": "stack" if stacked else "group",
+        "bargap": 0.28,
+        "showlegend": len(series) > 1,
+    }
+    thickness = 1 if stacked else len(series)
+    height = max(240, min(1600, 120 + len(labels) * (16 + 16 * thickness))) if lying else 400
+    table = Table(
+        [label_title, *series], [list(row) for row in zip(labels, *map(plain, series.values()), strict=True)]
+    )
+    alt = f"Bars of {value_title} by {label_title}: {', '.join(series)}."
+    return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, height=height, numbers=table)
+
+
+def scatter(
+    groups: Mapping[str, tuple[Values, Values]],
+    *,
+    x_title: str,
+    y_title: str,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    caption: str = "",
+    diagonal: bool = False,
+    log_x: bool = False,
+    log_y: bool = False,
+) -> Figure:
+    """Return points (x, y) by group, with labels on hover; `diagonal` draws y = x for comparison."""
+    data: list[dict[str, Any]] = []
+    table_rows = []
+    for place, (name, (x, y)) in enumerate(groups.items()):
+        xs = plain(x)
+        ys = _same_length(name, xs, y)
+        texts = list(labels[name]) if labels and name in labels else [name] * len(xs)
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "x": xs,
+                "y": ys,
+                "text": texts,
+                "marker": {"color": _colour(place), "size": 8, "opacity": 0.8, "symbol": _symbol(place)},
+                "hovertemplate": "%{text}<br>%{x:.4g}, <b>%{y:.4g}</b><extra></extra>",
+            }
+        )
+        table_rows += [list(row) for row in zip(texts, xs, ys, strict=True)]
+    layout: dict[str, Any] = {
+        "xaxis": _axis(x_title, log=log_x),
+        "yaxis": _axis(y_title, log=log_y),
+        "showlegend": len(groups) > 1,
+    }
+    if diagonal:
+        layout["shapes"] = [_diagonal([row[1] for row in table_rows], [row[2] for row in table_rows])]
+    alt = f"Points of {y_title} against {x_title}: {', '.join(groups)}."
+    table = Table(["point", x_title, y_title], table_rows) if len(table_rows) <= 500 else None
+    return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, numbers=table)
+
+
+def boxes(
+    groups: Mapping[str, Values],
+    *,
+    group_title: str,
+    value_title: str,
+    kind: Literal["box", "violin"] = "box",
+    caption: str = "",
+) -> Figure:
+    """Return the spread of each group's values, as boxes or violins with all points where they are few."""
+    data = []
+    for place, (name, values) in enumerate(groups.items()):
+        few = len(values) <= 50
+        trace: dict[str, Any] = {
+            "type": kind,
+            "name": name,
+            "x": [place] * len(values),
+            "y": plain(values),
+            "line": {"color": _colour(place), "width": 1.6},
+            "marker": {"color": _colour(place), "size": 5, "opacity": 0.7},
+            ("boxpoints" if kind == "box" else "points"): "all" if few else "outliers",
+            "jitter": 0.4,
+            "pointpos": 0,
+        }
+        data.append(
+            trace if kind == "box" else trace | {"box": {"visible": True}, "meanline": {"visible": True}}
+        )
+    layout = {"xaxis": _ticks(list(groups), group_title), "yaxis": _axis(value_title), "showlegend": False}
+    rows = [[name, len(values), *_five(values)] for name, values in groups.items()]
+    table = Table(
+        [group_title, "count", "smallest", "lower quartile", "median", "upper quartile", "largest"], rows
+    )
+    alt = f"Spread of {value_title} by {group_title}: {', '.join(groups)}."
+    return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, numbers=table)
+
+
+def _axis(title: str, *, log: bool = False) -> dict[str, Any]:
+    return {"title": {"text": title}} | ({"type": "log"} if log else {})
+
+
+def _ticks(labels: Sequence[str], title: str) -> dict[str, Any]:
+    """Return an axis of names; long ones are shortened in the middle, since both ends of a path tell most."""
+    step = max(1, -(-len(labels) // 40))
+    shown = range(0, len(labels), step)
+    return _axis(title) | {
+        "tickmode": "array",
+        "tickvals": list(shown),
+        "ticktext": [_shortened(str(labels[place])) for place in shown],
+        "showgrid": False,
+        "zeroline": False,
+    }
+
+
+def _shortened(label: str) -> str:
+    if len(label) <= _LONGEST_TICK:
+        return label
+    half = (_LONGEST_TICK - 1) // 2
+    return f"{label[:half]}…{label[-half:]}"
+
+
+def _colour(place: int) -> str:
+    return f"@series-{place % _SERIES_COLOURS + 1}"
+
+
+def _dash(place: int) -> str:
+    """Return another dash each time the colours begin again, so that no two lines look alike."""
+    return ("solid", "dash", "dot", "dashdot")[place // _SERIES_COLOURS % 4]
+
+
+def _symbol(place: int) -> str:
+    return ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "hexagon")[place % 8]
+
+
+def _band(xs: list[Any], band: tuple[Values, Values], place: int, name: str) -> list[dict[str, Any]]:
+    low, high = (_same_length(name, xs, side) for side in band)
+    shared = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": xs,
+        "legendgroup": name,
+        "showlegend": False,
+        "hoverinfo": "skip",
+    }
+    edge = {"line": {"width": 0}}
+    fill = f"@band-{place % _SERIES_COLOURS + 1}"
+    return [shared | edge | {"y": low}, shared | edge | {"y": high, "fill": "tonexty", "fillcolor": fill}]
+
+
+def _same_length(name: str, xs: Sequence[Any], values: Values) -> list[Any]:
+    ys: list[Any] = list(plain(values))
+    if len(ys) != len(xs):
+        raise ValueError(f"{name} has {len(ys)} values for {len(xs)} places")
+    return ys
+
+
+def _diagonal(xs: Sequence[float], ys: Sequence[float]) -> dict[str, Any]:
+    low, high = min([*xs, *ys], default=0.0), max([*xs, *ys], default=1.0)
+    line = {"color": "@muted", "width": 1, "dash": "dot"}
+    return {"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "line": line, "layer": "below"}
+
+
+def _five(values: Values) -> list[float | None]:
+    """Return the smallest, the quartiles (linear interpolation) and the largest value."""
+    ordered = sorted(float(value) for value in plain(values))
+    if not ordered:
+        return [None] * 5
+    places = [(len(ordered) - 1) * quarter / 4 for quarter in range(5)]
+    pairs = [(ordered[int(at)], ordered[min(int(at) + 1, len(ordered) - 1)], at % 1) for at in places]
+    return [low + (high - low) * part for low, high, part in pairs]

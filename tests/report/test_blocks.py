@@ -1,0 +1,93 @@
+"""Tables, texts and key figures, and their Markdown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transship.report import Column, KeyFigure, KeyFigures, Section, Spread, Table, Text
+
+
+def test_a_table_becomes_markdown():
+    table = Table(
+        ["method", Column("accuracy", best="max"), Column("seconds", best="min", decimals=1), "note"],
+        [
+            ["a|b", Spread(0.8123, 0.01), 12.25, None],
+            ["c", Spread(0.9, 0.02), 3, "x\ny"],
+            ["d", None, 7.0, "<b>"],
+        ],
+        caption="What was measured.",
+    )
+    assert table.to_markdown() == "\n".join(
+        [
+            "What was measured.",
+            "",
+            "| method | accuracy | seconds | note |",
+            "| --- | ---: | ---: | --- |",
+            "| a\\|b | 0.812 ± 0.010 | 12.2 | – |",
+            "| c | **0.900 ± 0.020** | **3** | x y |",
+            "| d | – | 7.0 | &lt;b> |",
+        ]
+    )
+
+
+@given(st.lists(st.lists(st.text(max_size=12), min_size=2, max_size=2), max_size=4))
+def test_no_cell_can_break_a_markdown_table(rows: list[list[str]]):
+    lines = Table(["a", "b"], rows).to_markdown().split("\n")
+    assert len(lines) == 2 + len(rows)
+    assert all(line.replace("\\\\", "").replace("\\|", "").count("|") == 3 for line in lines)
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="row 1 has 1 values for 2 columns"):
+        Table(["a", "b"], [[1, 2], [3]])
+
+
+def test_whole_numbers_of_a_column_are_grouped_alike():
+    texts = [cell.text for (cell,) in Table(["n"], [[7212], [18212]]).cells()]
+    assert texts == ["7,212", "18,212"]
+
+
+def test_columns_are_numeric_only_when_all_their_values_are():
+    table = Table(["a", "b", "c", "d"], [[1, "x", None, True], [2.5, 1, None, False]])
+    assert table.numeric == [True, False, False, False]
+
+
+def test_ties_are_all_best_and_a_single_value_is_not():
+    assert [cell.best for (cell,) in Table([Column("a", best="max")], [[1], [2], [2]]).cells()] == [
+        False,
+        True,
+        True,
+    ]
+    assert [cell.best for (cell,) in Table([Column("a", best="max")], [[1], [None]]).cells()] == [
+        False,
+        False,
+    ]
+
+
+def test_not_a_number_is_never_best():
+    assert [
+        cell.best for (cell,) in Table([Column("a", best="max")], [[float("nan")], [1.0], [0.5]]).cells()
+    ] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_an_empty_table_is_a_table():
+    assert Table(["a"], []).cells() == []
+    assert Table(["a"], []).to_markdown() == "| a |\n| --- |"
+
+
+def test_sections_become_markdown():
+    section = Section(
+        "Found",
+        [
+            Text("One.\n\nTwo."),
+            Text("Careful", tone="warning"),
+            KeyFigures([KeyFigure("score", 0.5, "of 1")]),
+        ],
+    )
+    assert section.to_markdown() == "## Found\n\nOne.\n\nTwo.\n\n> Careful\n\n- score: **0.5** (of 1)"
