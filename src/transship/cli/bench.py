@@ -1,0 +1,158 @@
+"""`transship bench`: the papers' tables by one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from transship.suites.runner.bench import SuiteCard
+    from transship.suites.runner.results import SuiteResult
+    from transship.suites.runner.run import SuiteRun
+
+
+@click.command("bench", epilog="Try: transship bench shared-geometry --quick")
+@click.argument("names", nargs=-1, metavar="[SUITE]...")
+@click.option("--quick", is_flag=True, help="Minutes instead of the full size; short for --scale quick.")
+@click.option(
+    "--scale",
+    type=click.Choice(["quick", "full", "paper"]),
+    help="The size; 'paper' is the paper's own setting.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("transship-bench"),
+    show_default=True,
+    help="Where results go: OUT/SUITE/SCALE/{results.json, results.md, report.html}.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes side by side."
+)
+@click.option("--device", default="cpu", show_default=True, help="Where models run.")
+@click.option(
+    "--fresh", is_flag=True, help="Forget finished cases and trained models, and compute all again."
+)
+@click.option("--skip-missing", is_flag=True, help="Leave out suites whose data or models are not here.")
+@click.option("--force", is_flag=True, help="Replace another run's results in OUT.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the list of suites, or their results.")
+@click.option(
+    "--suites",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with suites of your own, in place of ours.",
+)
+def command(
+    names: tuple[str, ...],
+    quick: bool,
+    scale: str | None,
+    out: Path,
+    seed: int,
+    jobs: int,
+    device: str,
+    fresh: bool,
+    skip_missing: bool,
+    force: bool,
+    as_json: bool,
+    folder: Path | None,
+) -> None:
+    """Re-run the papers' tables, and say of each claim: confirmed, refuted or undecided.
+
+    Without a SUITE, lists the suites with their claims, times and needs; 'all' runs every one. A run that was
+    stopped continues with the same command. Data and models are looked for in $TRANSSHIP_DATA and
+    $TRANSSHIP_MODELS, then in ~/.cache/transship, then on the hub; finished work is kept in
+    $TRANSSHIP_CACHE/suites or ~/.cache/transship/suites.
+    """
+    from transship.errors import OptionError
+    from transship.suites.runner import bench
+
+    if quick and scale not in (None, "quick"):
+        raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
+    suites = bench.choose(names or ("all",), folder)
+    if not names:
+        _list([bench.card(suite) for suite in suites], as_json)
+        return
+    size = "quick" if quick else scale or "full"
+    if skip_missing:
+        suites, reasons = bench.able(suites, size)
+        for name, reason in reasons.items():
+            click.echo(f"{name}: left out, {reason}", err=True)
+    runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
+    folders = [bench.check_output(run, out, force=force) for run in runs]
+    results = []
+    for run, place in zip(runs, folders, strict=True):
+        result = _watch(run, jobs)
+        results.append(result)
+        written = bench.write_results(run.suite, result, place)
+        _tell(result, written, as_json)
+    if len(runs) > 1:
+        written = bench.write_joint([run.suite for run in runs], results, out)
+        click.echo(f"all suites on one page: {written[0]}", err=True)
+    if as_json:
+        _print_json([result.to_json() for result in results])
+
+
+def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
+    """Run one suite to its end, with the plan and the progress on stderr."""
+    from transship.suites.runner.progress import Progress, duration
+
+    finished, total = len(run.finished()), len(run.cases)
+    estimate = duration(60 * run.suite.scales[run.scale].minutes * (total - finished) / total)
+    kept = f", {finished} of them finished before" if finished else ""
+    click.echo(
+        f"{run.suite.name}, {run.scale}: {total} cases over {len(run.seeds)} seeds{kept}; about {estimate}",
+        err=True,
+    )
+    progress = Progress(run.suite.name, sys.stderr)
+    for step in run.steps(jobs):
+        progress.show(step)
+    return run.result()
+
+
+def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:
+    if not as_json:
+        from transship.suites.runner.page import table_block
+
+        for table in result.tables:
+            click.echo(f"\n{table.title}\n\n{table_block(table).to_markdown()}")
+        click.echo("")
+        for claim in result.claims:
+            click.echo(f"{claim.verdict}: {claim.text} ({claim.reason})")
+    click.echo(f"written: {', '.join(map(str, written))}", err=True)
+
+
+def _list(cards: list[SuiteCard], as_json: bool) -> None:
+    if as_json:
+        import dataclasses
+
+        _print_json([dataclasses.asdict(card) for card in cards])
+        return
+    for card in cards:
+        click.echo(f"{card.name}  {card.title}")
+        click.echo(f"  paper   {card.paper}")
+        for text, rule in card.claims:
+            click.echo(f"  claim   {text}")
+            click.echo(f"          {rule}")
+        click.echo(
+            "  time    " + ", ".join(f"{scale} {minutes:g} min" for scale, minutes in card.minutes.items())
+        )
+        for scale, needs in card.needs.items():
+            for kind, name, source, here in needs:
+                if scale == "quick" or (kind, name, source, here) not in card.needs["quick"]:
+                    state = "here" if here else "missing"
+                    click.echo(f"  needs   {kind} {name} ({source}): {state}{_only(scale)}")
+        click.echo("")
+
+
+def _only(scale: str) -> str:
+    return "" if scale == "quick" else f", for --scale {scale}"
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))

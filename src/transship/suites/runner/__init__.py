@@ -1,0 +1,54 @@
+"""The one runner of suites. What a suite's file needs is imported from here."""
+
+from __future__ import annotations
+
+from transship.suites.runner.context import Context
+from transship.suites.runner.declaration import (
+    Case,
+    Column,
+    Curve,
+    Need,
+    Options,
+    Paper,
+    Row,
+    Scale,
+    Suite,
+    Table,
+    product,
+)
+from transship.suites.runner.find import load_suite, suite_names
+from transship.suites.runner.quantities import Measurement, Quantity, cell, highest, lowest
+from transship.suites.runner.results import SuiteResult
+from transship.suites.runner.run import Step, SuiteRun, run_suite
+from transship.suites.runner.verdict import Claim, Judgement, Spread, judge, spread
+
+__all__ = [
+    "Case",
+    "Claim",
+    "Column",
+    "Context",
+    "Curve",
+    "Judgement",
+    "Measurement",
+    "Need",
+    "Options",
+    "Paper",
+    "Quantity",
+    "Row",
+    "Scale",
+    "Spread",
+    "Step",
+    "Suite",
+    "SuiteResult",
+    "SuiteRun",
+    "Table",
+    "cell",
+    "highest",
+    "judge",
+    "load_suite",
+    "lowest",
+    "product",
+    "run_suite",
+    "spread",
+    "suite_names",
+]

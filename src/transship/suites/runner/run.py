@@ -1,0 +1,266 @@
+"""Runs a suite case by case. A finished case is on disk before the next begins, so a killed run continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transship.errors import OptionError, TransshipError
+from transship.registry import unknown
+from transship.report import library_versions, write_text
+from transship.suites.runner.cache import Cache, cache_home, content_key
+from transship.suites.runner.context import Context
+from transship.suites.runner.declaration import Case, Measured, Suite
+from transship.suites.runner.find import load_suite
+from transship.suites.runner.needs import ensure, signature
+from transship.suites.runner.quantities import Measurement
+from transship.suites.runner.results import CaseResult, SuiteResult, case_from_json, summarise
+from transship.suites.runner.sources import suite_fingerprint
+
+
+@dataclass(frozen=True)
+class Step:
+    """One case that is done.
+
+    Attributes:
+        case: which.
+        done: how many are done now, of `total`.
+        total: all cases of the run.
+        seconds: that it took.
+        reused: whether it was finished by an earlier run.
+    """
+
+    case: Case
+    done: int
+    total: int
+    seconds: float
+    reused: bool
+
+
+class SuiteRun:
+    """A suite at one scale: `for step in run.steps(): …`, then `run.result()`.
+
+    Finished cases lie in `<home>/cases/<suite>/`, named by the hash of all that they depend on: the suite's
+    file, the rooms of transship that it imports, its version, the scale's options, the case and the files of
+    its needs. What has another hash is computed anew.
+
+    Attributes:
+        suite: what is run.
+        scale: quick, full or paper.
+        seeds: `seed`, `seed + 1`, … as many as the scale asks for.
+        cases: all cases, seeds innermost.
+        fingerprint: the hash of everything but the case.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        scale: str,
+        *,
+        seed: int = 0,
+        fresh: bool = False,
+        device: str = "cpu",
+        home: Path | None = None,
+    ) -> None:
+        if scale not in suite.scales:
+            raise unknown(scale, suite.scales, kind="scale", where=suite.name)
+        ensure(suite.needs_at(scale), suite=suite.name)
+        assert suite.file is not None, "load_suite names the file"
+        self.suite, self.scale, self.device = suite, scale, device
+        self.home = cache_home() if home is None else home
+        self.not_before = time.time() if fresh else 0.0
+        self.seeds = tuple(range(seed, seed + suite.scales[scale].seeds))
+        self.cases = _cases(suite, scale, self.seeds)
+        self.fingerprint = content_key(
+            {
+                "code": suite_fingerprint(suite.file),
+                "version": suite.version,
+                "options": dict(suite.scales[scale].options),
+                "needs": [signature(need) for need in suite.needs_at(scale)],
+                "device": device,
+            }
+        )
+        if fresh:
+            for case in self.cases:
+                self._file(case).unlink(missing_ok=True)
+
+    def finished(self) -> list[Case]:
+        """Return the cases that an earlier run has finished."""
+        return [case for case in self.cases if self._read(case) is not None]
+
+    def steps(self, jobs: int = 1) -> Iterator[Step]:
+        """Run what is not finished, in `jobs` processes; yield each case once done, finished ones first."""
+        if jobs < 1:
+            raise OptionError(f"{jobs} processes cannot work", where="--jobs", fix="give 1 or more")
+        waiting, done = [], 0
+        for case in self.cases:
+            earlier = self._read(case)
+            if earlier is None:
+                waiting.append(case)
+            else:
+                done += 1
+                yield Step(case, done, len(self.cases), earlier.seconds, reused=True)
+        for result in self._one_by_one(waiting) if jobs == 1 else self._in_processes(waiting, jobs):
+            done += 1
+            yield Step(result.case, done, len(self.cases), result.seconds, reused=False)
+
+    def result(self) -> SuiteResult:
+        """Return tables, curves and verdicts from the finished cases; all must be finished."""
+        results = []
+        for case in self.cases:
+            result = self._read(case)
+            if result is None:
+                raise OptionError(
+                    f"'{case}' is not finished", where=self.suite.name, fix="run the suite to its end"
+                )
+            results.append(result)
+        _no_doubles(results)
+        return summarise(
+            self.suite,
+            self.scale,
+            self.seeds,
+            results,
+            fingerprint=self.fingerprint,
+            environment=environment(),
+        )
+
+    def _one_by_one(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
+        for case in cases:
+            result = run_case(
+                self.suite, self.scale, case, Cache(self.home, not_before=self.not_before), self.device
+            )
+            self._write(result)
+            yield result
+
+    def _in_processes(self, cases: Iterable[Case], jobs: int) -> Iterator[CaseResult]:
+        assert self.suite.file is not None, "load_suite names the file"
+        pool = ProcessPoolExecutor(
+            jobs,
+            multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(jobs, os.getpid()),
+        )
+        where = (self.suite.name, self.suite.file.parent, self.scale)
+        try:
+            futures = [
+                pool.submit(_work, *where, case, self.home, self.not_before, self.device) for case in cases
+            ]
+            for future in as_completed(futures):
+                result = future.result()
+                self._write(result)
+                yield result
+        except BrokenProcessPool as error:
+            raise TransshipError(
+                "a working process was killed, perhaps for want of memory",
+                where=self.suite.name,
+                fix="run the same command with fewer --jobs; finished cases are kept",
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _file(self, case: Case) -> Path:
+        key = content_key([self.fingerprint, dict(case.factors), case.seed])
+        return self.home / "cases" / self.suite.name / f"{key[:40]}.json"
+
+    def _write(self, result: CaseResult) -> None:
+        write_text(
+            self._file(result.case), json.dumps(dataclasses.asdict(result), allow_nan=False), force=True
+        )
+
+    def _read(self, case: Case) -> CaseResult | None:
+        try:
+            found = case_from_json(json.loads(self._file(case).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # not there, or damaged: it is run again
+        return found if found.case == case else None
+
+
+def run_case(suite: Suite, scale: str, case: Case, cache: Cache, device: str = "cpu") -> CaseResult:
+    """Run one case and return what it measured."""
+    context = Context(suite.name, case, suite.scales[scale].options, cache, device=device)
+    start = time.perf_counter()
+    measurements = tuple(_measurements(suite.run(case, context), case))
+    seconds = time.perf_counter() - start
+    return CaseResult(case, measurements, context.attachments, seconds)
+
+
+def environment() -> dict[str, str]:
+    """Return what computes, as the result states it: versions, kind of machine, threads."""
+    machine = {"system": f"{platform.system()} {platform.machine()}", "cores": str(os.cpu_count())}
+    return {**library_versions(), **machine, "threads": os.environ.get("OMP_NUM_THREADS", "not limited")}
+
+
+def _cases(suite: Suite, scale: str, seeds: Iterable[int]) -> tuple[Case, ...]:
+    factors = [dict(one) for one in suite.cases(suite.scales[scale].options)]
+    cases = tuple(Case(one, seed) for one in factors for seed in seeds)
+    if len({content_key([dict(case.factors), case.seed]) for case in cases}) < len(cases):
+        raise ValueError(f"the suite '{suite.name}' lists a case twice")
+    return cases
+
+
+def _measurements(measured: Measured, case: Case) -> Iterator[Measurement]:
+    """Yield what `run` returned with the case's factors and seed; None for what is not finite."""
+    if isinstance(measured, Mapping):
+        measured = [Measurement({}, measured)]
+    for one in measured:
+        changed = [name for name, level in one.factors.items() if case.factors.get(name, level) != level]
+        if changed:
+            raise ValueError(f"a measurement of '{case}' changes its factor {changed[0]}")
+        numbers = {name: None if value is None else float(value) for name, value in one.metrics.items()}
+        finite = {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in numbers.items()
+        }
+        yield Measurement({**case.factors, **one.factors}, finite, case.seed)
+
+
+def _no_doubles(results: Iterable[CaseResult]) -> None:
+    """Refuse two measurements of one metric under the same factors: their mean would hide which is meant."""
+    seen: set[str] = set()
+    for result in results:
+        for one in result.measurements:
+            for metric in one.metrics:
+                key = content_key([dict(one.factors), one.seed, metric])
+                if key in seen:
+                    raise ValueError(f"{metric} is measured twice under {dict(one.factors)}, seed {one.seed}")
+                seen.add(key)
+
+
+def _start_worker(jobs: int, parent: int) -> None:
+    # before torch is imported, which reads it once
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+
+
+def _follow(parent: int) -> None:
+    """End this process when its parent is gone: a killed run leaves no workers behind."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _work(
+    name: str, folder: Path, scale: str, case: Case, home: Path, not_before: float, device: str
+) -> CaseResult:
+    cache = Cache(home, not_before=not_before)
+    return run_case(load_suite(name, folder), scale, case, cache, device)
+
+
+def run_suite(suite: Suite, scale: str, *, jobs: int = 1, **options: Any) -> SuiteResult:
+    """Run a suite to its end without watching it; `options` as of `SuiteRun`."""
+    run = SuiteRun(suite, scale, **options)
+    for _ in run.steps(jobs):
+        pass
+    return run.result()

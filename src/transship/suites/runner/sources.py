@@ -1,0 +1,109 @@
+"""Fingerprints of source text: comments, docstrings and layout do not count, everything else does."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent.parent.parent
+# they arrange and show numbers that are measured elsewhere
+_WITHOUT_EFFECT = ("cli", "report", "suites/runner")
+
+
+def code_fingerprint(*pieces: Callable[..., Any] | type) -> str:
+    """Return the hash of the source of some functions or classes."""
+    texts = [_normal(textwrap.dedent(inspect.getsource(piece))) for piece in pieces]
+    return hashlib.sha256("\x1e".join(texts).encode()).hexdigest()
+
+
+def suite_fingerprint(file: Path) -> str:
+    """Return the hash of a suite's file and of all rooms of transship that it imports, directly or not.
+
+    A room counts as a whole (`geometry/`, `verbs/merge/`), because methods are found by listing folders. A
+    plain `import transship` counts as every room.
+    """
+    seen: set[str] = set()
+    waiting = sorted(_rooms(file))
+    while waiting:
+        room = waiting.pop()
+        if room not in seen:
+            seen.add(room)
+            waiting += [other for source in _files(room) for other in _rooms(source)]
+    digest = hashlib.sha256(_normal_file(file).encode())
+    for room in sorted(seen):
+        for source in _files(room):
+            digest.update(f"\x1e{source.relative_to(PACKAGE).as_posix()}\x1f{_normal_file(source)}".encode())
+    return digest.hexdigest()
+
+
+def _files(room: str) -> list[Path]:
+    """Return the Python and table files of a room, which is a folder or a single module of the package."""
+    folder = PACKAGE / room
+    if folder.is_dir():
+        return sorted(file for file in folder.rglob("*") if file.suffix in {".py", ".toml", ".json"})
+    return [folder.with_suffix(".py")]
+
+
+def _rooms(file: Path) -> frozenset[str]:
+    """Return the rooms that a file imports, also inside functions."""
+    if file.suffix != ".py":
+        return frozenset()
+    modules = _imported(ast.parse(_text(file)))
+    rooms: set[str] = set()
+    for module in modules:
+        parts = module.split(".")[1:]
+        rooms |= _all_rooms() if not parts else _room(parts)
+    return frozenset(room for room in rooms if room not in _WITHOUT_EFFECT)
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.split(".")[0] == "transship")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "transship":
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def _room(parts: list[str]) -> set[str]:
+    """Return the folder or module of `transship.<parts>`; verbs and suites' helpers lie one deeper."""
+    depth = 2 if parts[0] in {"verbs", "suites"} and len(parts) > 1 else 1
+    room = "/".join(parts[:depth])
+    if (PACKAGE / room).is_dir() or (PACKAGE / f"{room}.py").is_file():
+        return {room}
+    # a public name such as `from transship import compare` comes from some room
+    return _all_rooms() if depth == 1 else set()
+
+
+def _all_rooms() -> set[str]:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").is_file()}
+    verbs = {f"verbs/{path.name}" for path in (PACKAGE / "verbs").iterdir() if path.is_dir()}
+    modules = {path.stem for path in PACKAGE.glob("[a-z]*.py")}
+    return (rooms | verbs | modules) - {"suites", "verbs"}
+
+
+def _normal_file(file: Path) -> str:
+    return _normal(_text(file)) if file.suffix == ".py" else _text(file)
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def _normal(source: str) -> str:
+    """Return the syntax tree of `source` as text, without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return ast.dump(tree)
