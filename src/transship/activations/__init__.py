@@ -1,0 +1,21 @@
+"""Weights at work: models that run, their sites, and Moments of two models over the same inputs."""
+
+from transship.activations.match import Matching, SitePair, Unmatched, block_weights, match_sites
+from transship.activations.models import Batch, LoadedModel, load_model
+from transship.activations.sites import (
+    Part,
+    Site,
+    find_sites,
+    fuse,
+    fused_groups,
+    read_bias,
+    read_weight,
+    split_fused,
+    write_bias,
+    write_weight,
+)
+from transship.activations.tokens import ALIGNMENTS, Alignment, RowOperator, TokenLayout, align_tokens
+from transship.activations.collect import collect
+from transship.activations.collected import CollectedMoments
+from transship.activations.compare import Comparison, Residual, StackComparison, compare
+from transship.activations.features import features, iter_features

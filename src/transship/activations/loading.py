@@ -1,0 +1,233 @@
+"""From a folder or hub id to a module with every weight in place, and its tokenizer or image processor."""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transship.errors import CheckpointError, MissingError, OptionError
+
+MOST_TOKENS = 512  # where neither the tokenizer nor the model says how long an input may be
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What a folder gave."""
+
+    model: nn.Module
+    config: Any
+    tokenizer: Any
+    image_processor: Any
+    folder: Path | None
+    unused: tuple[str, ...]
+    max_length: int
+
+
+def open_model(folder: str, name: str, *, dtype: Any, head: bool, trust_remote_code: bool) -> Opened:
+    """Build the module that `folder` describes; see `load_model`."""
+    import transformers
+
+    path, options = _locate(folder, name)
+    options["trust_remote_code"] = trust_remote_code
+    with quiet(), _sentences(name):
+        config = transformers.AutoConfig.from_pretrained(path, **options)
+    kind = model_class(config, head, name)
+    model, unused = _load_weights(kind, path, config, name, _dtype(dtype), head, options)
+    local = Path(path) if Path(path).is_dir() else None
+    tokenizer, processor = _preprocessors(path, options)
+    return Opened(model, config, tokenizer, processor, local, unused, _max_length(config, tokenizer, local))
+
+
+def _locate(folder: str, name: str) -> tuple[str, dict[str, Any]]:
+    path = Path(folder).expanduser()
+    if path.is_file():
+        raise CheckpointError(
+            "one weight file has no config to build a model from", where=name, fix="give the model's folder"
+        )
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(
+                "the folder has no config.json", where=name, fix="give a Hugging Face model folder"
+            )
+        return str(path), {"local_files_only": True}
+    repository, _, revision = folder.partition("@")
+    if repository.count("/") > 1 or repository.startswith((".", "/", "~")):
+        raise MissingError("there is no such folder", where=name, fix="check the path")
+    return repository, {"revision": revision} if revision else {}
+
+
+def model_class(config: Any, head: bool, name: str) -> Any:
+    """Return the class to build: the bare model, or with `head` the architecture that the config names."""
+    import transformers
+
+    if not head:
+        return transformers.AutoModel
+    wanted = (getattr(config, "architectures", None) or [None])[0]
+    kind = getattr(transformers, wanted or "", None)
+    if kind is None:
+        if getattr(config, "auto_map", None):
+            return transformers.AutoModel
+        raise CheckpointError(
+            f"config.json names the architecture {wanted!r}, which transformers does not have",
+            where=name,
+            fix="load it without its head, or upgrade transformers",
+        )
+    return kind
+
+
+def _load_weights(
+    kind: Any, path: str, config: Any, name: str, dtype: Any, head: bool, options: Mapping[str, Any]
+) -> tuple[nn.Module, tuple[str, ...]]:
+    def attempt(**more: Any) -> tuple[nn.Module, dict[str, Any]]:
+        with quiet(), _sentences(name):
+            model, report = kind.from_pretrained(
+                path, config=config, dtype=dtype, output_loading_info=True, **options, **more
+            )
+        return model, report
+
+    model, report = attempt()
+    missing = sorted(report["missing_keys"])
+    if missing and all("pooler" in key.split(".") for key in missing):
+        model, report = attempt(add_pooling_layer=False)
+        missing = sorted(report["missing_keys"])
+    mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
+    if missing or mismatched:
+        what = f"'{(missing or mismatched)[0]}'" + _others(len(missing or mismatched))
+        raise CheckpointError(
+            f"the file {'lacks' if missing else 'has another shape for'} {what}",
+            where=name,
+            fix="load it without a head"
+            if head
+            else "give the complete model, with the config that belongs to it",
+        )
+    unexpected = tuple(sorted(report["unexpected_keys"]))
+    foreign = [key for key in unexpected if not _belongs_to_a_head(key, model, config, head)]
+    if foreign:
+        raise CheckpointError(
+            f"the file holds '{foreign[0]}'{_others(len(foreign))}, for which {type(model).__name__} has no place",
+            where=name,
+            fix="check that config.json belongs to these weights",
+        )
+    return model, unexpected
+
+
+def _belongs_to_a_head(key: str, model: nn.Module, config: Any, head: bool) -> bool:
+    """Return whether a tensor that the bare model has no place for is of the task head that was not asked for."""
+    if key.endswith(("position_ids", "masked_bias", "inv_freq", "attn.bias")):
+        return True  # buffers that older files carry
+    top = key.split(".")[0]
+    inner = set(dict(model.named_children()))
+    prefix = getattr(model, "base_model_prefix", "")
+    if head or top == prefix:
+        return False
+    return top not in inner or top == "pooler"
+
+
+def _preprocessors(path: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return (tokenizer, image processor), None for what the folder does not have."""
+    import transformers
+
+    has = {file.name for file in Path(path).iterdir()} if Path(path).is_dir() else None
+    tokenizer = processor = None
+    words = {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+        "spiece.model",
+        "vocab.json",
+        "tokenizer.model",
+    }
+    with quiet():
+        if has is None or has & words:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
+        if has is None or has & {"preprocessor_config.json", "processor_config.json"}:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                processor = transformers.AutoImageProcessor.from_pretrained(path, **options)
+    if tokenizer is not None:
+        tokenizer.padding_side = "right"
+        if tokenizer.pad_token is None:
+            # never read: the mask covers padding
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer, processor
+
+
+def _max_length(config: Any, tokenizer: Any, folder: Path | None) -> int:
+    """Return how many tokens an input may have: the least of what tokenizer, model and sentence encoder say."""
+    text = getattr(config, "text_config", None) or config
+    limits = [getattr(tokenizer, "model_max_length", None)]
+    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
+    if isinstance(positions, int):
+        # these families start counting positions after the padding index
+        skipped = (
+            2 if getattr(text, "model_type", "") in ("roberta", "mpnet", "xlm-roberta", "camembert") else 0
+        )
+        limits.append(positions - skipped)
+    file = folder / "sentence_bert_config.json" if folder is not None else None
+    if file is not None and file.is_file():
+        limits.append(json.loads(file.read_text(encoding="utf-8")).get("max_seq_length"))
+    found = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**6]
+    return min(found, default=MOST_TOKENS)
+
+
+def _dtype(dtype: Any) -> Any:
+    if dtype is None:
+        return torch.float32
+    if dtype == "auto" or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise OptionError(
+            f"'{dtype}' is no dtype", where="dtype", fix="choose float32, bfloat16, float16 or auto"
+        )
+    return found
+
+
+def _others(count: int) -> str:
+    return f" and {count - 1} more" if count > 1 else ""
+
+
+@contextlib.contextmanager
+def _sentences(name: str) -> Iterator[None]:
+    """Turn what transformers raises for a user's mistake into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        if "trust_remote_code" in text:
+            raise CheckpointError(
+                "the model needs code from its repository",
+                where=name,
+                fix="pass --trust-remote-code if you trust it",
+            ) from error
+        missing = isinstance(error, OSError)
+        kind = MissingError if missing else CheckpointError
+        raise kind(
+            f"cannot be opened ({text[:200]})",
+            where=name,
+            fix="check the name, the network, or the folder's files",
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' reports: what matters of them is raised here."""
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()

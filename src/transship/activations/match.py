@@ -1,0 +1,211 @@
+"""Which site of one model corresponds to which of another: by stack, role and block."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transship.activations.families import STACK_PARTNERS
+from transship.activations.sites import Site, find_sites
+from transship.errors import MatchError, OptionError
+
+Depth = Literal["interpolate", "nearest", "skip"]
+
+
+@dataclass(frozen=True)
+class SitePair:
+    """A target site and the source sites that stand for it, with weights that sum to 1.
+
+    One source site where depths are equal; two neighbours where the target's block falls between two of the source's.
+    """
+
+    target: Site
+    sources: tuple[tuple[Site, float], ...]
+
+    @property
+    def name(self) -> str:
+        """The target site's name, unique in a matching."""
+        return self.target.name
+
+    @property
+    def source(self) -> Site:
+        """The source site of largest weight, the earlier one of equals."""
+        return max(self.sources, key=lambda weighted: weighted[1])[0]
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """A site without a partner, the model that it is in, and why."""
+
+    side: Literal["source", "target"]
+    site: Site
+    reason: str
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The pairs in the target's order, and what has no partner.
+
+    Attributes:
+        pairs: one per target site that has a partner.
+        unmatched: sites of either model that are in no pair, with the reason.
+        depths: stack of the target → (blocks in the source, blocks in the target).
+    """
+
+    pairs: tuple[SitePair, ...]
+    unmatched: tuple[Unmatched, ...]
+    depths: Mapping[str, tuple[int, int]]
+
+    def __getitem__(self, name: str) -> SitePair:
+        for pair in self.pairs:
+            if pair.name == name:
+                return pair
+        raise MatchError(
+            f"no pair is named '{name}'", where="matching", fix="names are stack.block.role of the target"
+        )
+
+    def only(self, *, kinds: Iterable[str] | None = None, roles: Iterable[str] | None = None) -> "Matching":
+        """Return the matching restricted to pairs of these kinds and roles (a role's prefix is enough)."""
+        wanted_kinds = None if kinds is None else set(kinds)
+        wanted_roles = None if roles is None else tuple(roles)
+
+        def keeps(site: Site) -> bool:
+            if wanted_kinds is not None and site.kind not in wanted_kinds:
+                return False
+            return wanted_roles is None or any(
+                site.role == role or site.role.startswith(f"{role}.") for role in wanted_roles
+            )
+
+        return Matching(tuple(pair for pair in self.pairs if keeps(pair.target)), self.unmatched, self.depths)
+
+
+def match_sites(
+    source: Any,
+    target: Any,
+    *,
+    depth: Depth = "interpolate",
+    stacks: Mapping[str, str] | None = None,
+) -> Matching:
+    """Match two models, or two lists of sites.
+
+    Args:
+        source: a model (LoadedModel, nn.Module) or its sites.
+        target: likewise.
+        depth: what to do with stacks of other depth. `interpolate`: target block j of L_B stands at
+            p = j (L_A − 1)/(L_B − 1) between source blocks ⌊p⌋ and ⌈p⌉ with weights (1 − f, f); `nearest`: the
+            closer one (the earlier of two); `skip`: block j with block j, and those beyond have no partner.
+        stacks: source stack → target stack, instead of by name (`text` stands for `encoder` and so on).
+    """
+    if depth not in ("interpolate", "nearest", "skip"):
+        raise OptionError(
+            f"there is no depth '{depth}'", where="depth", fix="choose interpolate, nearest or skip"
+        )
+    sites_a, sites_b = _as_sites(source), _as_sites(target)
+    partners = _pair_stacks(_stacks(sites_a), _stacks(sites_b), stacks)
+    index = {(site.stack, site.block, site.role): site for site in sites_a}
+    blocks_a, blocks_b = _depths(sites_a), _depths(sites_b)
+    pairs: list[SitePair] = []
+    unmatched: list[Unmatched] = []
+    for site in sites_b:
+        stack = partners.get(site.stack)
+        if stack is None:
+            unmatched.append(Unmatched("target", site, f"the source has no stack like '{site.stack}'"))
+            continue
+        counts = blocks_a.get(stack, 0), blocks_b.get(site.stack, 0)
+        wanted = [(None, 1.0)] if site.block is None else block_weights(site.block, *counts, depth=depth)
+        found = [(index.get((stack, block, site.role)), weight) for block, weight in wanted]
+        sources = tuple((partner, weight) for partner, weight in found if partner is not None)
+        if sources and len(sources) == len(found):
+            pairs.append(SitePair(site, sources))
+        else:
+            unmatched.append(Unmatched("target", site, _reason(site, stack, sites_a, counts, "source")))
+    used = {partner.name for pair in pairs for partner, _ in pair.sources}
+    back = {there: here for here, there in partners.items()}
+    for site in sites_a:
+        if site.name in used:
+            continue
+        if site.stack not in back:
+            unmatched.append(Unmatched("source", site, f"the target has no stack like '{site.stack}'"))
+        else:
+            counts = blocks_b.get(back[site.stack], 0), blocks_a.get(site.stack, 0)
+            unmatched.append(
+                Unmatched("source", site, _reason(site, back[site.stack], sites_b, counts, "target"))
+            )
+    if not any(pair.target.kind in ("linear", "block", "conv") for pair in pairs):
+        raise MatchError(
+            "the two models have no linear map with the same role",
+            where="matching",
+            fix="name the stacks that correspond, or choose models of related families",
+        )
+    depths = {here: (blocks_a.get(there, 0), blocks_b.get(here, 0)) for here, there in partners.items()}
+    return Matching(tuple(pairs), tuple(unmatched), depths)
+
+
+def block_weights(
+    block: int, source: int, target: int, *, depth: Depth = "interpolate"
+) -> list[tuple[int, float]]:
+    """Return the source blocks that stand for target block `block`, with weights that sum to 1; [] for none."""
+    if source < 1 or (depth == "skip" and block >= source):
+        return []
+    if source == target or depth == "skip":
+        return [(block, 1.0)]
+    # a single target block stands for the middle of the source
+    numerator, denominator = (block * (source - 1), target - 1) if target > 1 else (source - 1, 2)
+    low, rest = divmod(numerator, denominator)
+    fraction = rest / denominator
+    if depth == "nearest":
+        return [(low if fraction <= 0.5 else low + 1, 1.0)]
+    return [(low, 1.0)] if rest == 0 else [(low, 1.0 - fraction), (low + 1, fraction)]
+
+
+def _as_sites(model: Any) -> list[Site]:
+    if isinstance(model, Sequence):
+        return list(model)
+    return find_sites(model)
+
+
+def _stacks(sites: Sequence[Site]) -> list[str]:
+    return list(dict.fromkeys(site.stack for site in sites))
+
+
+def _depths(sites: Sequence[Site]) -> dict[str, int]:
+    depths: dict[str, int] = defaultdict(int)
+    for site in sites:
+        if site.block is not None:
+            depths[site.stack] = max(depths[site.stack], site.block + 1)
+    return dict(depths)
+
+
+def _pair_stacks(
+    source: Sequence[str], target: Sequence[str], given: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return target stack → source stack."""
+    if given is not None:
+        for here, there in given.items():
+            if here not in source or there not in target:
+                raise OptionError(
+                    f"there is no stack '{here}' in the source or '{there}' in the target",
+                    where="stacks",
+                    fix=f"the source has {', '.join(source) or 'none'}, the target {', '.join(target) or 'none'}",
+                )
+        return {there: here for here, there in given.items()}
+    paired = {name: name for name in target if name in source}
+    for name in target:
+        if name in paired:
+            continue
+        for candidate in STACK_PARTNERS.get(name, ()):
+            if candidate in source and candidate not in paired.values():
+                paired[name] = candidate
+                break
+    return paired
+
+
+def _reason(site: Site, stack: str, others: Sequence[Site], counts: tuple[int, int], other: str) -> str:
+    where = f"the {other}'s stack '{stack}'" if stack else f"the {other}"
+    if not any(partner.role == site.role and partner.stack == stack for partner in others):
+        return f"{where} has no {site.role}"
+    if site.block is not None and counts[0] != counts[1]:
+        return (
+            f"{where} has {counts[0]} blocks against {counts[1]}, and none that stands for block {site.block}"
+        )
+    return f"{where} has no {site.role} in every block that stands for this one"
