@@ -46,3 +46,14 @@ def model_options(command: Command) -> Command:
 def print_json(value: Any) -> None:
     """Print `value` to standard output as JSON."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def local_model(reference: str) -> str:
+    """Return the folder of a model that is named as in the local model folders, or the reference as it is."""
+    from transship.data import model_folders
+
+    if not Path(reference).expanduser().exists():
+        for folder in model_folders():
+            if (folder / reference).is_dir():
+                return str(folder / reference)
+    return reference

@@ -1,0 +1,29 @@
+"""`transship methods`: every method of every verb, read from the files that define them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import click
+
+from transship import registry
+from transship.cli.options import print_json
+
+
+@click.command("methods", epilog="Example: transship methods merge")
+@click.argument("verb", required=False, type=click.Choice(registry.VERBS))
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(verb: str | None, as_json: bool) -> None:
+    """List the methods of VERB, or of all verbs, with their parameters, defaults and papers."""
+    cards = registry.describe_all([verb] if verb else registry.VERBS)
+    if as_json:
+        print_json([dataclasses.asdict(card) for card in cards])
+        return
+    for card in cards:
+        click.echo(f"{click.style(f'{card.verb} --method {card.name}', bold=True)}  {card.summary}")
+        if card.paper:
+            click.echo(f"    paper: {card.paper}")
+        for parameter in card.parameters:
+            click.echo(f"    {parameter.name}: {parameter.type} = {parameter.default}  {parameter.help}")
+    if not cards:
+        click.echo("no methods yet")

@@ -1,0 +1,42 @@
+"""The documentation says what the program does, and builds without a warning."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def reference():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts/reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["commands.md", "methods.md"])
+def test_every_command_and_method_is_documented_as_it_is(page: str):
+    written = (ROOT / "docs/reference" / page).read_text()
+    assert written == reference().PAGES[page](), "run `make docs` and commit docs/reference"
+
+
+def test_every_command_shows_a_line_to_paste():
+    for names, text in reference().commands(reference().group, ("transship",)):
+        if "Commands:" not in text:
+            assert "Example" in text, f"{' '.join(names)} has no example"
+
+
+@pytest.mark.slow
+def test_the_documentation_builds_strictly(tmp_path: Path):
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "site/index.html").is_file()
