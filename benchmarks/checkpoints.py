@@ -1,4 +1,4 @@
-"""Weights at rest beside safetensors and torch: CPU time of opening, reading, converting and writing, in one run.
+"""Weights at rest beside safetensors and torch: CPU time of opening, reading, converting, writing.
 
 A row is {name, ours, peer, ratio, unit}; ratio = peer / ours, so more than 1 means that ours takes less.
 """
@@ -137,6 +137,5 @@ def run() -> list[Row]:
 if __name__ == "__main__":
     print(f"{'':44} {'ours':>9} {'peer':>9} {'ratio':>7}")
     for found in run():
-        print(
-            f"{found['name']:44} {found['ours']:9.3f} {found['peer']:9.3f} {found['ratio']:6.2f}x  {found['unit']}"
-        )
+        figures = f"{found['ours']:9.3f} {found['peer']:9.3f} {found['ratio']:6.2f}x  {found['unit']}"
+        print(f"{found['name']:44} {figures}")

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from transship.checkpoints import Adapter, Checkpoint
+from transship.checkpoints import Adapter, Checkpoint, copied, write_checkpoint
 from transship.checkpoints import open as open_checkpoint
-from transship.errors import CheckpointError, MissingError
+from transship.errors import CheckpointError, MissingError, TransshipError
 
 WEIGHTS = {"a.weight": np.ones((2, 3), np.float32), "b.weight": np.zeros(4, np.float32)}
 
@@ -108,11 +110,13 @@ def test_a_tensor_that_the_index_forgot_is_refused(tmp_path: Path, make_file: Ca
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"{", b"[1]", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe{}", b"{", b"[1]", b"[" * 100_000, b'{"a":' * 300 + b"1" + b"}" * 300]
+)
 def test_a_broken_config_is_refused(content: bytes, make_folder: Callable[..., Path]):
     folder = make_folder("m", WEIGHTS)
     (folder / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match="JSON"):
+    with pytest.raises(CheckpointError, match=r"JSON|nested too deeply"):
         open_checkpoint(folder)
 
 
@@ -174,6 +178,22 @@ def test_pickles_are_refused_and_then_loaded_weights_only(tmp_path: Path):
         np.testing.assert_array_equal(checkpoint.floats("half"), [1, 1, 1])
 
 
+def test_a_trainers_leftovers_are_no_model(tmp_path: Path, make_file: Callable[..., bytes]):
+    torch.save({"state": torch.ones(2)}, tmp_path / "optimizer.pt")
+    with pytest.raises(CheckpointError, match="no weights"):
+        open_checkpoint(tmp_path, allow_pickle=True)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(make_file(WEIGHTS))
+    torch.save({"w": torch.ones(2)}, tmp_path / "other.pt")
+    assert isinstance(open_checkpoint(tmp_path, allow_pickle=True), Adapter)
+    (tmp_path / "adapter_config.json").unlink()
+    (tmp_path / "adapter_model.safetensors").unlink()
+    assert set(open_checkpoint(tmp_path, allow_pickle=True).tensors) == {"w"}
+    torch.save({"w": torch.ones(2)}, tmp_path / "third.pt")
+    with pytest.raises(CheckpointError, match=r"2 pickles .*give one of the files"):
+        open_checkpoint(tmp_path, allow_pickle=True)
+
+
 class Attack:
     def __reduce__(self):
         return os.mkdir, (os.environ["TRANSSHIP_TEST_TRAP"],)
@@ -216,6 +236,45 @@ def test_what_does_not_exist_is_missing():
     for reference in ("no/such/folder/at/all", "./nothing", "nothing", " ", "bad\0name"):
         with pytest.raises(MissingError):
             open_checkpoint(reference)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_checkpoint("x" * 5000)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = [
+    "tie_word_embeddings",
+    "architectures",
+    "text_config",
+    "vocab_size",
+    "model_type",
+    "auto_map",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "weight_map",
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=st.dictionaries(st.sampled_from(KEYS), anything), listing=anything)
+def test_any_config_is_used_or_refused(config: object, listing: object, tmp_path: Path, make_file):
+    folder = tmp_path / "m"
+    folder.mkdir(exist_ok=True)
+    names = {"model.embed_tokens.weight": "model.safetensors", "lm_head.weight": "model.safetensors"}
+    table = np.ones((3, 2), np.float32)
+    (folder / "model.safetensors").write_bytes(make_file(dict.fromkeys(names, table)))
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text(json.dumps(listing))
+    try:
+        checkpoint = open_checkpoint(folder)
+        out = write_checkpoint(tmp_path / "out", copied(checkpoint), like=checkpoint, force=True, sync=False)
+        assert set(open_checkpoint(out).tensors) == set(checkpoint.tensors)
+    except TransshipError:
+        pass
 
 
 HUB = """

@@ -166,6 +166,26 @@ def test_factors_of_a_sum_stand_side_by_side(three):
     np.testing.assert_allclose(read(3, 12), (up @ down).reshape(-1)[3:12], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("ask", [Update.summary, Update.norm, lambda update: update.dot(update)])
+def test_weights_that_are_not_finite_are_named(
+    ask: Callable[[Update], object], make_folder: Callable[..., Path]
+):
+    base, tuned = weights(0), weights(1)
+    tuned["b"][3] = math.nan
+    update = Update.between(
+        open_checkpoint(make_folder("base", base)), open_checkpoint(make_folder("tuned", tuned))
+    )
+    with pytest.raises(NumericalError, match="the change of 'b' holds a NaN or an infinity"):
+        ask(update)
+
+
+def test_an_adapter_is_no_fine_tune(three, tmp_path: Path, make_file: Callable[..., bytes]):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(make_file(weights(0)))
+    with pytest.raises(CheckpointError, match=r"is an adapter.*from_adapter"):
+        Update.between(three[0], open_checkpoint(tmp_path))
+
+
 def test_updates_of_different_shapes_do_not_add(three, make_folder: Callable[..., Path]):
     base = three[0]
     other = open_checkpoint(make_folder("other", weights(0, a=(5, 4))))
@@ -193,7 +213,8 @@ from pathlib import Path
 from transship.checkpoints import Update, open as open_checkpoint
 
 def anonymous():
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in line)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if "RssAnon" in line)
 
 peak, done = 0, False
 def watch():
@@ -205,8 +226,8 @@ def watch():
 def sparse(path, mark):  # 1 GB of bfloat16 zeros that take no disk, and one number
     header, end = {}, 0
     for n in range(8):
-        header[f"layer.{n}.weight"] = {"dtype": "BF16", "shape": [4096, 15360], "data_offsets": [end, end + 125829120]}
-        end += 125829120
+        place, end = end, end + 4096 * 15360 * 2
+        header[f"layer.{n}.weight"] = {"dtype": "BF16", "shape": [4096, 15360], "data_offsets": [place, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -220,9 +241,11 @@ sparse(folder / "base.safetensors", 0x3F80)   # 1.0
 sparse(folder / "tuned.safetensors", 0x4080)  # 4.0
 start = anonymous()
 thread = threading.Thread(target=watch); thread.start()
-rows = Update.between(open_checkpoint(folder / "base.safetensors"), open_checkpoint(folder / "tuned.safetensors")).summary()
+base, tuned = (open_checkpoint(folder / f"{name}.safetensors") for name in ("base", "tuned"))
+rows = Update.between(base, tuned).summary()
 done = True; thread.join()
-print(json.dumps({"peak": peak, "start": start, "norm": rows[0].norm, "relative": rows[0].relative, "rows": len(rows)}))
+found = {"norm": rows[0].norm, "relative": rows[0].relative, "rows": len(rows)}
+print(json.dumps({"peak": peak, "start": start, **found}))
 """
 
 

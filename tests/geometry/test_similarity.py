@@ -85,7 +85,7 @@ def test_one_batch_equals_the_unbiased_estimator():
     for i, a in enumerate(layers_a):
         own = unbiased_hsic(a, a) * unbiased_hsic(layers_b[0], layers_b[0])
         expected = unbiased_hsic(a, layers_b[0]) / np.sqrt(own)
-        assert float(found.matrix()[i, 0]) == pytest.approx(expected, abs=1e-5)
+        assert float(found.matrix()[i, 0]) == pytest.approx(expected, abs=1e-9)
 
 
 def test_batches_average_hsic_and_merge():
@@ -100,7 +100,7 @@ def test_batches_average_hsic_and_merge():
         second.update([a[part]], [b[part]])
     first += second
     terms = [sum(unbiased_hsic(p[s], q[s]) for s in parts) for p, q in ((a, b), (a, a), (b, b))]
-    assert float(whole.matrix()) == pytest.approx(terms[0] / np.sqrt(terms[1] * terms[2]), abs=1e-5)
+    assert float(whole.matrix()) == pytest.approx(terms[0] / np.sqrt(terms[1] * terms[2]), abs=1e-9)
     torch.testing.assert_close(first.matrix(), whole.matrix())
     assert first.rows == 60
 

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from transship.errors import DataError, NumericalError, OptionError
 from transship.geometry import cost_matrix, sinkhorn, sinkhorn_cost, sinkhorn_divergence
 
+# POT is run to a fixed number of iterations, and says that it may not have converged
+pytestmark = pytest.mark.filterwarnings("ignore:Sinkhorn did not converge")
+
 POT_NAMES = {"squared_euclidean": "sqeuclidean", "euclidean": "euclidean", "cosine": "cosine"}
 COSTS = tuple(POT_NAMES)
 # (dtype, agreement asked for, stopping tolerance)
@@ -36,7 +39,8 @@ def test_value_and_gradient_agree_with_pot(dtype, agreement, tolerance, cost, do
     found = sinkhorn(x, y, cost=cost, iterations=5000, tolerance=tolerance, domain=domain)
     gradient = torch.autograd.grad(found.value, (x, y), retain_graph=True)
     # POT's own cosine has no torch gradient: it is handed a cost written out here
-    options = {"reg": found.epsilon, "grad": "envelope", "max_iter": 5000, "tol": 1e-14}
+    most = 500 if dtype == torch.float32 else 5000
+    options = {"reg": found.epsilon, "grad": "envelope", "max_iter": most, "tol": 1e-14}
     if cost == "cosine":
         unit_x, unit_y = x / x.norm(dim=1, keepdim=True), y / y.norm(dim=1, keepdim=True)
         theirs = ot.solve(1 - unit_x @ unit_y.T, **options)
@@ -157,9 +161,9 @@ def test_a_warm_start_needs_fewer_iterations_for_the_same_value():
 
 def test_annealing_is_nearer_to_the_optimum_after_as_many_iterations_at_small_epsilon():
     x, y = points(40, 2, 0).detach(), points(40, 2, 1).detach() + 3
-    optimum = sinkhorn(x, y, epsilon=0.002, iterations=20000, tolerance=1e-6).value
+    optimum = sinkhorn(x, y, epsilon=0.005, iterations=20000, tolerance=1e-5).value
     plain, annealed = (
-        sinkhorn(x, y, epsilon=0.002, iterations=100, tolerance=0.0, annealing=factor)
+        sinkhorn(x, y, epsilon=0.005, iterations=100, tolerance=0.0, annealing=factor)
         for factor in (None, 0.9)
     )
     assert plain.iterations == annealed.iterations == 100
@@ -197,7 +201,8 @@ def test_divergence_equals_three_solutions_of_pot_with_one_epsilon(dtype, agreem
     assert found.cross.epsilon == found.self_x.epsilon == found.self_y.epsilon
 
     def theirs(a, b):
-        options = {"reg": found.cross.epsilon, "grad": "envelope", "max_iter": 20000, "tol": 1e-14}
+        most = 500 if dtype == torch.float32 else 10000
+        options = {"reg": found.cross.epsilon, "grad": "envelope", "max_iter": most, "tol": 1e-14}
         return ot.solve_sample(a, b, **options).value
 
     expected = theirs(x, y) - 0.5 * theirs(x, x) - 0.5 * theirs(y, y)

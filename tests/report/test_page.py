@@ -105,7 +105,7 @@ HOSTILE = [
 words = st.sampled_from(HOSTILE) | st.text(st.characters(exclude_categories=[]), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(words, st.booleans())
 def test_no_string_changes_the_structure_of_the_page(word: str, figure: bool):
     word = f"x{word}"
@@ -117,7 +117,7 @@ def test_no_string_changes_the_structure_of_the_page(word: str, figure: bool):
     assert [code for kind, code in hostile.scripts if kind == "code"] == [_asset("page.js")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(words)
 def test_figures_carry_any_string_to_the_browser(word: str):
     page = Skeleton(light(page_of(f"x{word}", figure=True)))

@@ -1,5 +1,6 @@
 """How alike two models are inside: CKA of every pair of layers, and how well a rotation carries one into the other."""
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -8,9 +9,10 @@ from typing import Any
 
 import torch
 
-from transship.activations.collect import DEFAULT_TOKENS, KINDS, MomentKeeper, Plan, read_first
+from transship.activations.collect import DEFAULT_TOKENS, read_first
 from transship.activations.match import Depth, Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
+from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side, Tap
 from transship.activations.step import Batches, Lane, StepOptions, StepRows, Stream
 from transship.activations.tokens import Align
@@ -145,10 +147,9 @@ def compare(
         one.prepare(plan)
     count = 0
     for items in Batches(chain([first], stream), batch_size, models[1].length):
-        rows = plan.stepper.step(items)
+        rows = plan.stepper.step(items, kept.buffers)
         for one in layers:
             one.update(rows)
-        kept.add(rows)
         count += len(items)
         if progress is not None:
             progress(count)
@@ -249,7 +250,7 @@ def _residuals(plan: Plan, kept: MomentKeeper, matching: Matching) -> list[Resid
     found = []
     entries = plan.entries(kept)
     for pair in matching.pairs:
-        for side in ("input", "output"):
+        for side in SIDES:
             entry = entries.get((pair.name, side))
             if entry is None:
                 continue
@@ -276,7 +277,7 @@ def _residuals(plan: Plan, kept: MomentKeeper, matching: Matching) -> list[Resid
 def _agreement(moments: Moments) -> float:
     """Return ‖S_ab‖_* / (‖A‖ ‖B‖) about the means, from 0 to 1."""
     used = moments.centred()
-    scale = float(used.square_a.sum() * used.square_b.sum()) ** 0.5
+    scale = math.sqrt(float(used.square_a.sum()) * float(used.square_b.sum()))
     if scale <= 0.0:
         return 0.0
     cross = used.part("ab")

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from transship.errors import DataError

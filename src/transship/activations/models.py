@@ -167,7 +167,8 @@ class LoadedModel:
     def _with_decoder(self, inputs: Mapping[str, Any], layout: TokenLayout) -> Batch:
         """Let the decoder read the same text, shifted right by its start token.
 
-        Decoder position t has read tokens before t, so it is laid out as token t − 1; position 0 is special.
+        Decoder position t has read tokens before t, so it is laid out as token t − 1; position 0 is special. It reads
+        as many tokens as the encoder, so an input's last one (in T5 the end mark) is not read, whatever its padding.
         """
         start = getattr(self.config, "decoder_start_token_id", None)
         start = start if start is not None else getattr(self.config, "pad_token_id", 0) or 0
@@ -175,9 +176,10 @@ class LoadedModel:
         shifted = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
         assert layout.mask is not None
         one = np.ones((layout.size, 1), dtype=bool)
-        mask = np.concatenate([one, layout.mask[:, :-1]], 1)
-        special = np.zeros_like(layout.mask) if layout.special is None else layout.special
-        special = np.concatenate([one, special[:, :-1]], 1)
+        mask = layout.mask
+        special = layout.special
+        if special is not None:
+            special = np.concatenate([one, special[:, :-1]], 1)
         offsets = layout.offsets
         if offsets is not None:
             offsets = np.concatenate([np.zeros_like(offsets[:, :1]), offsets[:, :-1]], 1)

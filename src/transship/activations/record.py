@@ -77,8 +77,9 @@ def watching(model: nn.Module, taps: Collection[Tap], watcher: Watcher) -> Itera
             if "output" in wanted:
                 handles.append(module.register_forward_hook(_after(Tap(path, "output"), watcher)))
         for path, module in model.named_modules():
-            inside = any(other == path or other.startswith(f"{path}.") for other in places)
-            if isinstance(module, nn.MultiheadAttention) and inside:
+            if not isinstance(module, nn.MultiheadAttention):
+                continue
+            if any(other == path or other.startswith(f"{path}.") for other in places):
                 module.forward = _unfolded(module, path, places.get(path, set()), watcher)  # type: ignore[method-assign]
                 replaced.append(module)
         yield

@@ -23,6 +23,7 @@ from transship.activations.tokens import (
 from transship.errors import DataError, MatchError, TransshipError
 
 Numbered = list[tuple[int, Any]]
+Key = tuple[Tap, "Lane"]
 # Inputs that are read ahead and sorted by length, so that batches have little padding.
 WINDOW = 4096
 
@@ -217,18 +218,20 @@ class Stepper:
                 lanes.append(lane)
         return taps
 
-    def step(self, items: Numbered) -> StepRows:
-        """Run one batch through both models and return its rows."""
+    def step(self, items: Numbered, buffers: "RowBuffers | None" = None) -> StepRows:
+        """Run one batch through both models and return its rows, written into `buffers` where they are given."""
         inputs, numbers = [item for _, item in items], [number for number, _ in items]
         batches = self.source.loaded.preprocess(inputs), self.target.loaded.preprocess(inputs)
         aligned = {lane: self._align(lane, batches, numbers) for lane in dict.fromkeys(self.lanes.values())}
-        made = [
-            self._collect(side, batch, plan, {lane: getattr(found, name) for lane, found in aligned.items()})
-            for side, batch, plan, name in zip(
-                (self.source, self.target), batches, self._plan, ("source", "target"), strict=True
-            )
-        ]
         rows = {lane: found.source.rows for lane, found in aligned.items()}
+        if buffers is not None:
+            buffers.make_room(rows)
+        made = []
+        for number, (side, batch) in enumerate(zip((self.source, self.target), batches, strict=True)):
+            operators = {
+                lane: found.source if number == 0 else found.target for lane, found in aligned.items()
+            }
+            made.append(self._collect(side, batch, self._plan[number], operators, buffers, number))
         return StepRows(made[0], made[1], rows, len(items))
 
     def _align(self, lane: Lane, batches: tuple[Batch, Batch], numbers: Sequence[int]) -> Alignment:
@@ -250,9 +253,15 @@ class Stepper:
         )
 
     def _collect(
-        self, side: Side, batch: Batch, plan: dict[Tap, list[Lane]], operators: dict[Lane, RowOperator]
-    ) -> dict[tuple[Tap, Lane], Tensor]:
-        rows: dict[tuple[Tap, Lane], list[Tensor]] = {}
+        self,
+        side: Side,
+        batch: Batch,
+        plan: dict[Tap, list[Lane]],
+        operators: dict[Lane, RowOperator],
+        buffers: "RowBuffers | None",
+        number: int,
+    ) -> dict[Key, Tensor]:
+        rows: dict[Key, list[Tensor]] = {}
         moved = {lane: operator.to(side.loaded.device) for lane, operator in operators.items()}
 
         def watch(tap: Tap, tensor: Tensor) -> None:
@@ -267,10 +276,62 @@ class Stepper:
             for lane in plan[tap]:
                 operator = moved[lane] if places is None else moved[lane].through(places.to(tensor.device))
                 # rows are copied here and now: a later operation may write into the tensor
-                rows.setdefault((tap, lane), []).append(operator.apply(flat))
+                if buffers is None:
+                    made = operator.apply(flat)
+                else:
+                    made = buffers.put(number, (tap, lane), operator, flat)
+                rows.setdefault((tap, lane), []).append(made)
 
         side.run(batch, list(plan), watch)
         return {key: made[0] if len(made) == 1 else torch.cat(made) for key, made in rows.items()}
+
+
+class RowBuffers:
+    """Rows of both models that wait for their product, in memory that is taken once.
+
+    Attributes:
+        limit: rows per tap and lane; a batch with more enlarges it.
+        on_full: called when the next batch has no room; it must use the rows and then `clear` is called.
+    """
+
+    def __init__(self, limit: int, on_full: Callable[[], None]) -> None:
+        self.limit, self.on_full = limit, on_full
+        self.memory: tuple[dict[Key, Tensor], dict[Key, Tensor]] = ({}, {})
+        self.filled: tuple[dict[Key, int], dict[Key, int]] = ({}, {})
+        self.pending = 0
+
+    def make_room(self, rows: dict[Lane, int]) -> None:
+        """Make sure that a batch with so many rows per lane fits."""
+        most = max(rows.values(), default=0)
+        if self.pending and self.pending + most > self.limit:
+            self.on_full()
+            self.clear()
+        self.pending += most
+
+    def put(self, side: int, key: Key, operator: RowOperator, flat: Tensor) -> Float[Tensor, "rows width"]:
+        """Write the operator's rows behind those that are there, and return them."""
+        start = self.filled[side].get(key, 0)
+        stop = start + operator.rows
+        memory = self.memory[side].get(key)
+        if memory is None or stop > len(memory):
+            dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
+            larger = torch.empty(max(self.limit, stop), flat.shape[1], dtype=dtype, device=flat.device)
+            if memory is not None:
+                larger[:start] = memory[:start]
+            memory = self.memory[side][key] = larger
+        self.filled[side][key] = stop
+        return operator.apply(flat, out=memory[start:stop])
+
+    def rows(self, side: int, key: Key) -> Float[Tensor, "rows width"] | None:
+        """Return the waiting rows of a tap and lane, or None."""
+        filled = self.filled[side].get(key, 0)
+        return self.memory[side][key][:filled] if filled else None
+
+    def clear(self) -> None:
+        """Forget the rows and keep the memory."""
+        for filled in self.filled:
+            filled.clear()
+        self.pending = 0
 
 
 @dataclass(eq=False)

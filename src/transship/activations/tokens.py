@@ -1,130 +1,44 @@
 """Which token of one model stands for which of another: computed once per batch, applied to every site.
 
 An alignment names, for a batch, the rows that both models contribute. Either side is a `RowOperator`: rows picked
-(one index each) or mixed (a few indices with weights that sum to one) from the model's flat [inputs · tokens, width]
-activations. Padding is in no row.
+(one index each) or mixed (a few indices with weights that sum to one) from the model's flat activations
+[inputs · tokens, width]. Padding is in no row.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn import functional
 
+from transship.activations.layout import Alignment, RowOperator, TokenLayout
+from transship.activations.pairing import (
+    ALIGNMENTS,
+    ANTIALIAS_FROM,
+    Align,
+    Pairs,
+    grid_weights,
+    resample_weights,
+    same_tokens,
+)
 from transship.errors import MatchError
 from transship.numerics import derive_seed
 
-Align = Literal["auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"]
-ALIGNMENTS: tuple[Align, ...] = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls")
-
-# Shrinking a grid by more than this, plain bilinear weights would skip source tokens: widen the triangle instead.
-ANTIALIAS_FROM = 1.5
-
-
-@dataclass(frozen=True, eq=False)
-class TokenLayout:
-    """What the tokens of one batch in one stack are.
-
-    Attributes:
-        size: inputs in the batch.
-        mask: True for tokens that are no padding; None when there is no padding (and the length is not known yet).
-        special: True for CLS, SEP, BOS and their like.
-        offsets: first and last character (exclusive) of every token in its input text.
-        grids: (height, width) of the patch grids, finest first; tokens beyond the grid come first and are special.
-        causal: a token's state has read the tokens before it only.
-    """
-
-    size: int
-    mask: Bool[np.ndarray, "inputs tokens"] | None = None
-    special: Bool[np.ndarray, "inputs tokens"] | None = None
-    offsets: Int[np.ndarray, "inputs tokens 2"] | None = None
-    grids: tuple[tuple[int, int], ...] = ()
-    causal: bool = False
-
-    def valid(self, length: int) -> Bool[np.ndarray, "inputs tokens"]:
-        """Return the mask for activations of `length` tokens."""
-        if self.mask is not None and self.mask.shape[1] == length:
-            return self.mask
-        return np.ones((self.size, length), dtype=bool)
-
-    def knows(self, length: int) -> bool:
-        """Return whether activations of `length` tokens are the tokens that this layout describes."""
-        return self.mask is not None and self.mask.shape[1] == length
-
-    def grid(self, length: int) -> tuple[tuple[int, int], int] | None:
-        """Return ((height, width), specials in front) for activations of `length` tokens, or None."""
-        for height, width in self.grids:
-            if height * width == length:
-                return (height, width), 0
-        if self.grids and length > self.grids[0][0] * self.grids[0][1]:
-            return self.grids[0], length - self.grids[0][0] * self.grids[0][1]
-        return None
-
-
-@dataclass(frozen=True, eq=False)
-class RowOperator:
-    """Rows of a flat [inputs · tokens, width] tensor, picked or mixed.
-
-    Attributes:
-        indices: rows of the tensor, one per made row, or those of all made rows one after another.
-        starts: where in `indices` each made row begins; None when every row is one index.
-        weights: one per index, summing to 1 over each made row; None when every row is one index.
-    """
-
-    indices: Int[Tensor, " entries"]
-    starts: Int[Tensor, " rows"] | None = None
-    weights: Float[Tensor, " entries"] | None = None
-
-    @property
-    def rows(self) -> int:
-        """How many rows it makes."""
-        return len(self.indices) if self.starts is None else len(self.starts)
-
-    def apply(self, flat: Float[Tensor, "tokens width"]) -> Float[Tensor, "rows width"]:
-        """Return the made rows, copied; in float32 at least."""
-        if self.starts is None or self.weights is None:
-            rows = flat.index_select(0, self.indices)
-            return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-        if flat.dtype not in (torch.float32, torch.float64):
-            flat = flat.float()
-        return functional.embedding_bag(
-            self.indices, flat, self.starts, mode="sum", per_sample_weights=self.weights.to(flat.dtype)
-        )
-
-    def through(self, places: Int[Tensor, " tokens"]) -> "RowOperator":
-        """Return the operator for a tensor that holds token t in row places[t]."""
-        return RowOperator(places[self.indices], self.starts, self.weights)
-
-    def dense(self, tokens: int) -> Float[Tensor, "rows tokens"]:
-        """Return the operator as a matrix, for tests and eyes."""
-        matrix = torch.zeros(self.rows, tokens, dtype=torch.float64)
-        if self.starts is None or self.weights is None:
-            matrix[torch.arange(self.rows), self.indices.cpu()] = 1.0
-            return matrix
-        counts = torch.diff(torch.cat([self.starts.cpu(), torch.tensor([len(self.indices)])]))
-        made = torch.repeat_interleave(torch.arange(self.rows), counts)
-        return matrix.index_put_((made, self.indices.cpu()), self.weights.cpu().double(), accumulate=True)
-
-    def to(self, device: torch.device) -> "RowOperator":
-        """Return the operator with its tensors on `device`."""
-        if device.type == "cpu":
-            return self
-        moved = [None if part is None else part.to(device) for part in (self.starts, self.weights)]
-        return RowOperator(self.indices.to(device), *moved)
-
-
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """The rows of one batch on both sides, in the same order, and the input that each row comes from."""
-
-    source: RowOperator
-    target: RowOperator
-    inputs: Int[np.ndarray, " rows"]
+__all__ = [
+    "ALIGNMENTS",
+    "ANTIALIAS_FROM",
+    "Align",
+    "Alignment",
+    "RowOperator",
+    "TokenLayout",
+    "align_tokens",
+    "choose_alignment",
+    "draw_rows",
+    "grid_weights",
+    "resample_weights",
+    "window_places",
+]
 
 
 def align_tokens(
@@ -156,7 +70,7 @@ def align_tokens(
     """
     if how == "auto":
         how = choose_alignment(source, target, source_length, target_length)
-    rows = _Pairs.find(how, source, target, source_length, target_length)
+    rows = Pairs.find(how, source, target, source_length, target_length)
     if skip_first and how not in ("mean", "cls"):
         rows = rows.take(rows.token > 0)
     if tokens_per_input is not None:
@@ -179,7 +93,7 @@ def choose_alignment(
     if grids[0] is not None and grids[1] is not None:
         return "same" if grids[0] == grids[1] else "grid"
     if source.knows(source_length) and target.knows(target_length):
-        if _same_tokens(source, target):
+        if same_tokens(source, target):
             return "same"
         if source.offsets is not None and target.offsets is not None:
             return "ends" if source.causal and target.causal else "offsets"
@@ -205,29 +119,6 @@ def draw_rows(
     return keep
 
 
-@lru_cache(maxsize=4096)
-def resample_weights(source: int, target: int) -> Float[np.ndarray, "target source"]:
-    """Return the 1-D linear interpolation matrix onto `target` points (align_corners=False); rows sum to 1.
-
-    Target point t lies at (t + ½)·source/target − ½ among the source's. When shrinking by more than
-    `ANTIALIAS_FROM`, the triangle is as wide as the step, so that every source point counts.
-    """
-    step = source / target
-    centres = (np.arange(target) + 0.5) * step - 0.5
-    if step > ANTIALIAS_FROM:
-        distance = np.abs(np.arange(source)[None, :] - centres[:, None]) / step
-    else:
-        distance = np.abs(np.arange(source)[None, :] - centres.clip(0, source - 1)[:, None])
-    weights = np.clip(1.0 - distance, 0.0, None)
-    return np.asarray(weights / weights.sum(1, keepdims=True))
-
-
-@lru_cache(maxsize=256)
-def grid_weights(source: tuple[int, int], target: tuple[int, int]) -> Float[np.ndarray, "target source"]:
-    """Return the 2-D bilinear matrix from the patches of one grid to those of another, both in reading order."""
-    return np.kron(resample_weights(source[0], target[0]), resample_weights(source[1], target[1]))
-
-
 def window_places(size: int, grid: tuple[int, int], window: int, shift: int) -> Int[Tensor, " tokens"]:
     """Return where token (input, y, x) lies in activations cut into shifted windows [inputs · windows, window², width].
 
@@ -240,230 +131,3 @@ def window_places(size: int, grid: tuple[int, int], window: int, shift: int) -> 
     image = order.transpose(2, 3).reshape(size, padded[0], padded[1])
     image = image.roll((shift, shift), (1, 2))
     return image[:, : grid[0], : grid[1]].reshape(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Rows before they become operators: target tokens (or all of an input) and their source tokens.
-
-    `matrix[variant]` maps a source token to a made row where rows are mixed; `row` is the row in it.
-    """
-
-    input: Int[np.ndarray, " rows"]
-    token: Int[np.ndarray, " rows"]
-    source: Int[np.ndarray, " rows"] | None  # one source token per row, or
-    mixed: (
-        tuple[Int[np.ndarray, " entries"], Int[np.ndarray, " entries"], Float[np.ndarray, " entries"]] | None
-    )
-    whole: tuple[Bool[np.ndarray, "inputs tokens"], Bool[np.ndarray, "inputs tokens"]] | None = None
-
-    @classmethod
-    def find(
-        cls, how: Align, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int
-    ) -> "_Pairs":
-        if source.size != target.size:
-            raise MatchError(
-                f"batches of {source.size} and {target.size} inputs",
-                where="token alignment",
-                fix="give both models the same inputs",
-            )
-        if how == "same":
-            if length_a != length_b:
-                raise MatchError(
-                    f"{length_a} tokens against {length_b} cannot pair position by position",
-                    where="token alignment",
-                    fix="choose another alignment: auto, offsets, grid, linear, mean or cls",
-                )
-            return cls._picked(source.valid(length_a) & target.valid(length_b))
-        if how in ("offsets", "ends"):
-            return cls._by_characters(how, source, target)
-        if how == "grid":
-            return cls._by_grid(source, target, length_a, length_b)
-        if how == "linear":
-            return cls._by_position(source.valid(length_a), target.valid(length_b))
-        if how == "mean":
-            return cls._by_input(source.valid(length_a), target.valid(length_b))
-        if how == "cls":
-            return cls._by_summary(source, target, length_a, length_b)
-        raise MatchError(
-            f"there is no alignment '{how}'", where="align", fix=f"choose one of {', '.join(ALIGNMENTS)}"
-        )
-
-    @classmethod
-    def _picked(cls, both: Bool[np.ndarray, "inputs tokens"]) -> "_Pairs":
-        inputs, tokens = np.nonzero(both)
-        return cls(inputs, tokens, tokens, None)
-
-    @classmethod
-    def _mixed(cls, weights: Float[np.ndarray, "inputs target source"]) -> "_Pairs":
-        """Rows are the target tokens with any weight; their weights are scaled to sum to 1."""
-        totals = weights.sum(2)
-        inputs, tokens = np.nonzero(totals)
-        chosen = weights[inputs, tokens] / totals[inputs, tokens, None]
-        rows, sources = np.nonzero(chosen)
-        return cls(inputs, tokens, None, (rows, sources, chosen[rows, sources]))
-
-    @classmethod
-    def _by_characters(cls, how: Align, source: TokenLayout, target: TokenLayout) -> "_Pairs":
-        if source.offsets is None or target.offsets is None or source.mask is None or target.mask is None:
-            raise MatchError(
-                "a tokenizer gives no character offsets",
-                where=f"align={how}",
-                fix="use fast tokenizers, or align by 'mean', 'cls' or 'linear'",
-            )
-        plain_a = source.mask & ~_specials(source)
-        plain_b = target.mask & ~_specials(target)
-        start_a, end_a = source.offsets[:, None, :, 0], source.offsets[:, None, :, 1]
-        start_b, end_b = target.offsets[:, :, None, 0], target.offsets[:, :, None, 1]
-        both = plain_b[:, :, None] & plain_a[:, None, :]
-        if how == "offsets":
-            weights = (np.minimum(end_a, end_b) - np.maximum(start_a, start_b)).clip(0) * both.astype(
-                np.float64
-            )
-        else:
-            # several tokens of one character end together; only the last has read all of it
-            last_a = plain_a & ~_followed_by_same_end(source.offsets[..., 1], plain_a)
-            last_b = plain_b & ~_followed_by_same_end(target.offsets[..., 1], plain_b)
-            nonempty = (end_a > start_a) & (end_b > start_b)
-            both = last_b[:, :, None] & last_a[:, None, :] & nonempty
-            weights = ((end_a == end_b) & both).astype(np.float64)
-        for side in ("front", "back"):
-            first_a, first_b = _edge_special(source, side), _edge_special(target, side)
-            for number in np.flatnonzero((first_a >= 0) & (first_b >= 0)):
-                weights[number, first_b[number], first_a[number]] = 1.0
-        return cls._mixed(weights)
-
-    @classmethod
-    def _by_grid(cls, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int) -> "_Pairs":
-        found_a, found_b = source.grid(length_a), target.grid(length_b)
-        if found_a is None or found_b is None:
-            raise MatchError(
-                f"{length_a} or {length_b} tokens form no patch grid",
-                where="align=grid",
-                fix="align by 'linear', 'mean' or 'cls'",
-            )
-        (grid_a, front_a), (grid_b, front_b) = found_a, found_b
-        weights = np.zeros((length_b, length_a))
-        # equally many specials are the same kinds in the same order; otherwise only the class token surely is
-        for special in range(front_a if front_a == front_b else min(front_a, front_b, 1)):
-            weights[special, special] = 1.0
-        weights[front_b:, front_a:] = grid_weights(grid_a, grid_b)
-        return cls._mixed(np.broadcast_to(weights, (target.size, length_b, length_a)))
-
-    @classmethod
-    def _by_position(
-        cls, valid_a: Bool[np.ndarray, "inputs source"], valid_b: Bool[np.ndarray, "inputs target"]
-    ) -> "_Pairs":
-        weights = np.zeros((len(valid_b), valid_b.shape[1], valid_a.shape[1]))
-        for number, (there, here) in enumerate(zip(valid_a, valid_b, strict=True)):
-            if there.any() and here.any():
-                places = np.ix_(np.flatnonzero(here), np.flatnonzero(there))
-                weights[number][places] = resample_weights(int(there.sum()), int(here.sum()))
-        return cls._mixed(weights)
-
-    @classmethod
-    def _by_input(
-        cls, valid_a: Bool[np.ndarray, "inputs source"], valid_b: Bool[np.ndarray, "inputs target"]
-    ) -> "_Pairs":
-        inputs = np.flatnonzero(valid_a.any(1) & valid_b.any(1))
-        return cls(inputs, np.zeros_like(inputs), None, None, (valid_a, valid_b))
-
-    @classmethod
-    def _by_summary(cls, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int) -> "_Pairs":
-        """The first token, or the last one of a causal model: the one that has read the input."""
-        valid_a, valid_b = source.valid(length_a), target.valid(length_b)
-        inputs = np.flatnonzero(valid_a.any(1) & valid_b.any(1))
-        return cls(
-            inputs, _summary_token(target, valid_b)[inputs], _summary_token(source, valid_a)[inputs], None
-        )
-
-    def take(self, keep: Bool[np.ndarray, " rows"]) -> "_Pairs":
-        """Return the kept rows."""
-        mixed = self.mixed
-        if mixed is not None:
-            rows, sources, weights = mixed
-            entries = keep[rows]
-            mixed = (np.cumsum(keep) - 1)[rows[entries]], sources[entries], weights[entries]
-        source = None if self.source is None else self.source[keep]
-        return _Pairs(self.input[keep], self.token[keep], source, mixed, self.whole)
-
-    def alignment(self, length_a: int, length_b: int) -> Alignment:
-        """Return both sides' operators on flat activations."""
-        if self.whole is not None:
-            sides = [_mean_operator(valid[self.input], self.input) for valid in self.whole]
-            return Alignment(sides[0], sides[1], self.input)
-        target = RowOperator(torch.from_numpy(self.input * length_b + self.token))
-        if self.source is not None:
-            return Alignment(
-                RowOperator(torch.from_numpy(self.input * length_a + self.source)), target, self.input
-            )
-        assert self.mixed is not None
-        rows, sources, weights = self.mixed
-        indices = torch.from_numpy(self.input[rows] * length_a + sources)
-        if len(indices) == len(self.input):  # every row has one source token
-            return Alignment(RowOperator(indices), target, self.input)
-        starts = torch.from_numpy(np.searchsorted(rows, np.arange(len(self.input))))
-        return Alignment(RowOperator(indices, starts, torch.from_numpy(weights)), target, self.input)
-
-
-def _mean_operator(valid: Bool[np.ndarray, "rows tokens"], inputs: Int[np.ndarray, " rows"]) -> RowOperator:
-    rows, tokens = np.nonzero(valid)
-    counts = valid.sum(1)
-    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
-    indices = inputs[rows] * valid.shape[1] + tokens
-    return RowOperator(
-        torch.from_numpy(indices), torch.from_numpy(starts), torch.from_numpy(1.0 / counts[rows])
-    )
-
-
-def _specials(layout: TokenLayout) -> Bool[np.ndarray, "inputs tokens"]:
-    assert layout.mask is not None
-    return np.zeros_like(layout.mask) if layout.special is None else layout.special
-
-
-def _same_tokens(source: TokenLayout, target: TokenLayout) -> bool:
-    """Return whether both cut the texts alike: same mask, specials and offsets (offsets known on both sides)."""
-    if source.mask is None or target.mask is None or not np.array_equal(source.mask, target.mask):
-        return False
-    if not np.array_equal(_specials(source) & source.mask, _specials(target) & target.mask):
-        return False
-    if source.offsets is None or target.offsets is None:
-        return (
-            source.offsets is None
-            and target.offsets is None
-            and source.special is None
-            and target.special is None
-        )
-    counts = source.mask[..., None]
-    return np.array_equal(source.offsets * counts, target.offsets * counts)
-
-
-def _followed_by_same_end(
-    ends: Int[np.ndarray, "inputs tokens"], plain: Bool[np.ndarray, "inputs tokens"]
-) -> Bool[np.ndarray, "inputs tokens"]:
-    followed = np.zeros_like(plain)
-    followed[:, :-1] = (ends[:, :-1] == ends[:, 1:]) & plain[:, 1:]
-    return followed
-
-
-def _edge_special(layout: TokenLayout, side: str) -> Int[np.ndarray, " inputs"]:
-    """Return the first special token in front of (or behind) an input's text, −1 where there is none."""
-    assert layout.mask is not None
-    special = _specials(layout) & layout.mask
-    plain = layout.mask & ~special
-    length = layout.mask.shape[1]
-    first = np.where(plain.any(1), plain.argmax(1), length)
-    last = np.where(plain.any(1), length - 1 - plain[:, ::-1].argmax(1), -1)
-    places = np.arange(length)[None, :]
-    found = special & (places < first[:, None] if side == "front" else places > last[:, None])
-    if side == "back":
-        found &= plain.any(1)[:, None]
-    return np.where(found.any(1), found.argmax(1), -1)
-
-
-def _summary_token(
-    layout: TokenLayout, valid: Bool[np.ndarray, "inputs tokens"]
-) -> Int[np.ndarray, " inputs"]:
-    if layout.causal:
-        return np.asarray(valid.shape[1] - 1 - valid[:, ::-1].argmax(1))
-    return np.asarray(valid.argmax(1))

@@ -51,11 +51,12 @@ def atomic_folder(
         if final.is_dir():
             shutil.copymode(final, place)
         yield place
-        if sync:
-            _sync_tree(place)
-        _put_in_place(place, final, force)
-        if sync:
-            _sync(final.parent)
+        with _one_sentence(final):
+            if sync:
+                _sync_tree(place)
+            _put_in_place(place, final, force)
+            if sync:
+                _sync(final.parent)
 
 
 @contextlib.contextmanager
@@ -69,14 +70,28 @@ def atomic_file(
     with _workplace(final) as place:
         draft = place / final.name
         yield draft
-        if sync:
-            _sync(draft)
-        if force:
-            os.replace(draft, final)
-        else:
-            _rename_new(draft, final)
-        if sync:
-            _sync(final.parent)
+        with _one_sentence(final):
+            if sync:
+                _sync(draft)
+            if force:
+                draft.replace(final)
+            else:
+                _rename_new(draft, final)
+            if sync:
+                _sync(final.parent)
+
+
+@contextlib.contextmanager
+def _one_sentence(final: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(
+            f"it cannot be put in place ({reason})",
+            where=str(final),
+            fix="check the disk, or choose another place",
+        ) from error
 
 
 def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: int = 0) -> Path:
@@ -206,8 +221,13 @@ def _temporary_names(final: Path) -> str:
 
 
 def _precious(folder: Path) -> bool:
-    inside = [Path(os.path.realpath(place)) for place in (Path.cwd(), Path.home())]
-    return any(place.is_relative_to(folder) for place in inside) or (folder / ".git").exists()
+    for place in (Path.cwd, Path.home):
+        with contextlib.suppress(
+            OSError, RuntimeError
+        ):  # a working folder that is gone, a user without a home
+            if Path(os.path.realpath(place())).is_relative_to(folder):
+                return True
+    return (folder / ".git").exists()
 
 
 def _put_in_place(place: Path, final: Path, force: bool) -> None:

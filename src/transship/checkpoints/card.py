@@ -116,7 +116,7 @@ class ModelCard:
 
 def as_json(value: Any) -> str:
     """Return JSON as all our files have it: indented, in ASCII, ended by a newline."""
-    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+    return json.dumps(value, indent=2) + "\n"  # configs of some families hold Infinity, and are carried along
 
 
 def plain_text(value: object) -> str:

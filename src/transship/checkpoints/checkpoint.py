@@ -51,7 +51,7 @@ class Checkpoint:
 
     Attributes:
         name: the reference as the user gave it.
-        folder: where it lies; None for weights in memory.
+        folder: where it lies; None for sources that are no files.
         config: the model's `config.json`, or empty.
         tensors: every independent tensor by name; aliases are in `tied` only.
         tied: alias → the name in `tensors` whose data it shares. Reading an alias reads that tensor.

@@ -26,6 +26,7 @@ from transship.numerics import chunks
 _LINEAR = re.compile(r"(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])(?:\.[^.]+)?")
 _SAVED = re.compile(r"(.+?)\.modules_to_save\.[^.]+\.(.+)")
+_INTRICATE = re.compile(r"\)[*+?{]")  # a repeated group: a hostile one would take for ever
 _MERGE_FIRST = "merge it into its base with peft (merge_and_unload), save that, and give the saved folder"
 # settings that do not change what the stored factors mean
 _HARMLESS = frozenset(
@@ -260,6 +261,9 @@ def _for_module(adapter: Checkpoint, key: str, module: str, default: Any) -> flo
     if not isinstance(patterns, Mapping):
         _refuse(adapter, f"its {key} is no table", fix="save the adapter again")
     for pattern, given in patterns.items():
+        if len(pattern) > 500 or _INTRICATE.search(pattern) or len(re.findall(r"[*+?{]", pattern)) > 3:
+            what = f"its {key} has a pattern too intricate to trust, {quote(pattern)}"
+            _refuse(adapter, what, fix="write plain module names there")
         try:
             if re.match(rf"(.*\.)?({pattern})$", module):
                 value = given

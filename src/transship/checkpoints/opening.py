@@ -27,6 +27,7 @@ _JSON_LIMIT = 200_000_000  # bytes: an index of a million tensors fits
 # one level of the repository only: `*` of the hub's patterns also matches folders
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "adapter_model.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin", "adapter_model.bin")
+_TRAINER_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
 _FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
 
 
@@ -47,16 +48,19 @@ def open(  # the verb that users know
         raise MissingError(
             f"{quote(name)} is no path", where="open", fix="give a folder, a file or owner/name"
         )
-    path = Path(name).expanduser()
-    if not path.exists():
-        recover(path)  # a replacement that was killed half-way, on a file system without exchange
-    if path.is_dir():
-        return _open_folder(path, name, allow_pickle, trust_remote_code)
-    if path.exists():
-        sources: list[Source] = [_open_file(path, allow_pickle)]
-        refuse_quantised({}, sources[0].tensors, name)
-        return Checkpoint(name, sources, folder=path.parent, trust_remote_code=trust_remote_code)
-    return _open_folder(_from_hub(name, allow_pickle), name, allow_pickle, trust_remote_code)
+    try:
+        path = Path(name).expanduser()
+        if not path.exists():
+            recover(path)  # a replacement that was killed half-way, on a file system without exchange
+        if path.exists() and not path.is_dir():
+            sources: list[Source] = [_open_file(path, allow_pickle)]
+            refuse_quantised({}, sources[0].tensors, name)
+            return Checkpoint(name, sources, folder=path.parent, trust_remote_code=trust_remote_code)
+        folder = path if path.is_dir() else _from_hub(name, allow_pickle)
+        return _open_folder(folder, name, allow_pickle, trust_remote_code)
+    except OSError as error:
+        what = f"it cannot be read ({error.strerror or type(error).__name__})"
+        raise CheckpointError(what, where=name[:200], fix="check its path and permissions") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -75,9 +79,17 @@ def read_json(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="fetch or write it again",
         ) from error
-    if not isinstance(found, dict):
-        raise CheckpointError("it is not a JSON object", where=str(path), fix="fetch or write it again")
+    if not isinstance(found, dict) or _too_deep(found, 100):
+        what = "it is nested too deeply" if isinstance(found, dict) else "it is not a JSON object"
+        raise CheckpointError(what, where=str(path), fix="fetch or write it again")
     return found
+
+
+def _too_deep(value: object, left: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return left == 0 or any(_too_deep(one, left - 1) for one in inner)
 
 
 def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
@@ -123,13 +135,24 @@ def _model_files(folder: Path, allow_pickle: bool) -> list[Source] | None:
             where=str(folder),
             fix="give one of the files, or add model.safetensors.index.json",
         )
-    if not others and allow_pickle:
-        others = [path for path in sorted(folder.glob("*.pt*")) if path.suffix in PICKLE_SUFFIXES][:1]
     if not others and not (folder / "adapter_config.json").is_file():
-        for path in sorted(folder.iterdir()):
-            if path.suffix.lower() in PICKLE_SUFFIXES:
-                raise pickle_refusal(path)
+        others = _other_pickles(folder)
     return [_open_file(others[0], allow_pickle)] if others else None
+
+
+def _other_pickles(folder: Path) -> list[Path]:
+    """Return the one pickle that may hold a model, if any; a trainer's own state is none."""
+    found = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in PICKLE_SUFFIXES and not path.name.startswith(_TRAINER_STATE)
+    ]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:3])
+        raise CheckpointError(
+            f"it holds {len(found)} pickles ({names} …)", where=str(folder), fix="give one of the files"
+        )
+    return found
 
 
 def _adapter_file(folder: Path) -> Path:

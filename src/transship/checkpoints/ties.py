@@ -70,7 +70,7 @@ def find_ties(
 
 
 def ties_a_head(tied: Mapping[str, str]) -> bool:
-    """Return whether an output layer is among the aliases: then the config has to say so to be loaded right."""
+    """Return whether an output layer is among the aliases: then the config has to say so."""
     heads = {*_PLAIN_HEADS, *(head for head, _ in _HEADS)}
     return any(alias in heads for alias in tied)
 

@@ -221,12 +221,13 @@ class Update:
         total = 0.0
         for name in self._terms:
             if name in other:
-                total += math.fsum(float(a @ b) for a, b in _paired(self, other, name))
+                part = sum(float(a @ b) for a, b in _paired(self, other, name))
+                total += _finite(part, name)
         return total
 
     def norm(self) -> float:
         """Return the Frobenius norm over all tensors."""
-        return math.sqrt(math.fsum(_square(self.reader(name), self.shape(name)) for name in self._terms))
+        return math.sqrt(math.fsum(self._square(name) for name in self._terms))
 
     def cosine(self, other: Update) -> float:
         """Return the cosine between two updates, missing tensors counting as zero; NaN if one is zero."""
@@ -249,7 +250,7 @@ class Update:
             if self.base is not None:
                 origin = self.base.chunk(name, part.start, part.stop).astype(np.float64)
                 before += float(origin @ origin)
-        norm = math.sqrt(square)
+        norm = math.sqrt(_finite(square, name))
         if self.base is None:
             relative = math.nan
         else:
@@ -257,6 +258,13 @@ class Update:
         pair = self.factors(name)
         rank = None if pair is None else pair[0].shape[1]
         return TensorSummary(name, shape, norm, relative, changed / size if size else 0.0, largest, rank)
+
+    def _square(self, name: str) -> float:
+        total, read = 0.0, self.reader(name)
+        for part in chunks(math.prod(self.shape(name)), CHUNK):
+            wide = read(part.start, part.stop).astype(np.float64)
+            total += float(wide @ wide)
+        return _finite(total, name)
 
     def _sum(self, name: str) -> _Sum:
         if name not in self._terms:
@@ -266,13 +274,15 @@ class Update:
         return self._terms[name]
 
 
-def _square(read: Reader, shape: tuple[int, ...]) -> float:
-    def squares() -> Iterator[float]:
-        for part in chunks(math.prod(shape), CHUNK):
-            wide = read(part.start, part.stop).astype(np.float64)
-            yield float(wide @ wide)
-
-    return math.fsum(squares())
+def _finite(total: float, name: str) -> float:
+    """Return the total, unless a value that is no number has spoilt it."""
+    if math.isfinite(total):
+        return total
+    raise NumericalError(
+        f"the change of {quote(name)} holds a NaN or an infinity",
+        where="update",
+        fix="use weights from before training diverged",
+    )
 
 
 def _paired(one: Update, other: Update, name: str) -> Iterator[tuple[Array, Array]]:

@@ -92,17 +92,22 @@ class WeightFile:
         kind: torch.dtype = getattr(torch, info.dtype)
         if info.size == 0:
             return torch.empty(info.shape, dtype=kind)
-        if start % BY_NAME[info.dtype].itemsize:
+        private = None if start % BY_NAME[info.dtype].itemsize else self._private_map()
+        if private is None:
             flat = torch.frombuffer(bytearray(self.raw(name)), dtype=kind)
         else:
-            flat = torch.frombuffer(self._private_map(), dtype=kind, count=info.size, offset=start)
+            flat = torch.frombuffer(private, dtype=kind, count=info.size, offset=start)
         return flat.reshape(info.shape)
 
-    def _private_map(self) -> mmap.mmap:
+    def _private_map(self) -> mmap.mmap | None:
+        """Return the copy-on-write map, or None where the system will not promise so much memory."""
         self._open_view()
         if self._private is None:
-            with self.path.open("rb") as file:
-                self._private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            try:
+                with self.path.open("rb") as file:
+                    self._private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except OSError:
+                return None
             if len(self._private) != len(self._map):
                 _refuse("the file has changed since it was opened", self.path, fix="open it again")
         return self._private
@@ -224,7 +229,7 @@ def _refuse_dtype(name: str, code: Any, path: Path) -> NoReturn:
 
 def _whole(values: Any) -> bool:
     """Return whether `values` is a list of whole numbers from 0 on (JSON's true is no number)."""
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def _is_text(name: str) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from transship.cli.options import print_json
+
 if TYPE_CHECKING:
     from transship.suites.runner.bench import SuiteCard
     from transship.suites.runner.results import SuiteResult
@@ -93,7 +95,7 @@ def command(
         written = bench.write_joint([run.suite for run in runs], results, out)
         click.echo(f"all suites on one page: {written[0]}", err=True)
     if as_json:
-        _print_json([result.to_json() for result in results])
+        print_json([result.to_json() for result in results])
 
 
 def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
@@ -129,7 +131,7 @@ def _list(cards: list[SuiteCard], as_json: bool) -> None:
     if as_json:
         import dataclasses
 
-        _print_json([dataclasses.asdict(card) for card in cards])
+        print_json([dataclasses.asdict(card) for card in cards])
         return
     for card in cards:
         click.echo(f"{card.name}  {card.title}")
@@ -150,9 +152,3 @@ def _list(cards: list[SuiteCard], as_json: bool) -> None:
 
 def _only(scale: str) -> str:
     return "" if scale == "quick" else f", for --scale {scale}"
-
-
-def _print_json(value: object) -> None:
-    import json
-
-    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.optimize
-import scipy.sparse
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -51,8 +49,10 @@ def wasserstein_exact(
     if not np.isfinite(costs).all():
         raise NumericalError("the points hold NaN or Inf", where="wasserstein_exact", fix="check them")
     if n == m and weights_x is None and weights_y is None:
+        from scipy.optimize import linear_sum_assignment  # here: SciPy's solvers are slow to import
+
         _check_size(n, MOST_ASSIGNED, "points")
-        rows, columns = scipy.optimize.linear_sum_assignment(costs)
+        rows, columns = linear_sum_assignment(costs)
         plan = np.zeros((n, m))
         plan[rows, columns] = 1.0 / n
     else:
@@ -65,6 +65,9 @@ def wasserstein_exact(
 
 
 def _programme(costs: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    import scipy.optimize
+    import scipy.sparse
+
     n, m = costs.shape
     rows = scipy.sparse.kron(scipy.sparse.eye(n), np.ones((1, m)))
     columns = scipy.sparse.kron(np.ones((1, n)), scipy.sparse.eye(m))

@@ -49,12 +49,14 @@ class LinearMap:
     @property
     def bias(self) -> Float[Tensor, " target"] | None:
         """The b of y = x W + b, that is target_mean − source_mean W; None when the map is linear."""
-        if self.source_mean is None and self.target_mean is None:
-            return None
-        moved = (
-            torch.zeros_like(self.matrix[0]) if self.source_mean is None else self.source_mean @ self.matrix
-        )
-        return -moved if self.target_mean is None else self.target_mean - moved
+        return self._offset(self.target_mean)
+
+    def _offset(self, end: Tensor | None) -> Tensor | None:
+        """Return end − source_mean W."""
+        if self.source_mean is None:
+            return end
+        start = self.source_mean @ self.matrix
+        return -start if end is None else end - start
 
     @property
     def full_rank(self) -> bool:
@@ -75,12 +77,8 @@ class LinearMap:
                 fix="give rows of the source space",
             )
         moved = rows @ self.matrix.to(rows)
-        bias = self.bias
-        if direction:
-            bias = None if bias is None or self.target_mean is None else bias - self.target_mean
-            if self.source_mean is not None and self.target_mean is None:
-                bias = self.bias
-        return moved if bias is None else moved + bias.to(rows)
+        offset = self._offset(None if direction else self.target_mean)
+        return moved if offset is None else moved + offset.to(rows)
 
     def inverse(self) -> "LinearMap":
         """Return the map back, for orthogonal maps: Tᵀ/scale, exact on the observed directions."""

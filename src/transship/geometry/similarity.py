@@ -67,7 +67,7 @@ class CkaAccumulator:
             return
         left, right = (torch.stack([_u_centred(layer).flatten() for layer in side]) for side in (a, b))
         weight = 1.0 / (count - 3)  # n · 1/(n (n − 3))
-        sums = [(left @ right.T).double(), left.square().sum(1), right.square().sum(1)]
+        sums = [left @ right.T, left.square().sum(1), right.square().sum(1)]
         if not all(math.isfinite(float(part.sum())) for part in sums):
             raise NumericalError(
                 "the activations hold NaN or Inf", where="CKA", fix="run the models in float32"
@@ -91,22 +91,19 @@ class CkaAccumulator:
 
 
 def _u_centred(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows rows"]:
-    """Return K̃ of the rows' Gram matrix, scaled by the rows' mean square (CKA does not see the scale).
+    """Return K̃ of the rows' Gram matrix in float64, its products in the rows' own precision.
 
     K̃_ij = K_ij − r_i/(n−2) − r_j/(n−2) + s/((n−1)(n−2)) off the diagonal and 0 on it, where r and s are the
     row sums and the sum of K without its diagonal.
     """
     count = rows.shape[0]
+    rows = rows.detach()
     # HSIC does not change when the mean is removed first, and float32 products then keep their digits
-    rows = rows.detach().double()
-    rows = rows - rows.mean(0)
-    dtype = torch.float64 if count <= 1024 else torch.float32
-    gram = (rows.float() @ rows.float().T).to(dtype)
-    gram.fill_diagonal_(0.0)
+    rows = (rows - rows.mean(0, dtype=torch.float64)).to(torch.promote_types(rows.dtype, torch.float32))
+    gram = (rows @ rows.T).double().fill_diagonal_(0.0)
     sums = gram.sum(1)
     shift = sums / (count - 2) - sums.sum() / (2 * (count - 1) * (count - 2))
-    gram = gram - shift[:, None] - shift
-    return gram.fill_diagonal_(0.0)
+    return gram.sub_(shift[:, None]).sub_(shift).fill_diagonal_(0.0)
 
 
 def procrustes_distance(moments: Moments, *, normalise: bool = True) -> float:

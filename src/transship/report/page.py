@@ -96,7 +96,7 @@ class Page:
                 contents=len(self.sections) >= _CONTENTS_FROM,
             )
         )
-        return clean(html)
+        return html
 
     def to_markdown(self) -> str:
         """Return the page as Markdown; figures become their captions and numbers."""
@@ -203,9 +203,15 @@ def _environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_printable,
     )
     environment.filters |= {"inline": _inline, "script_json": _script_json, "show": show, "kind": _kind}
     return environment
+
+
+def _printable(value: object) -> object:
+    """Clean what the template prints, value by value; markup (the library among it) is clean already."""
+    return clean(value) if type(value) is str else value
 
 
 def _kind(block: object) -> str:

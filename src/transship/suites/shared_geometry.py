@@ -35,14 +35,13 @@ if TYPE_CHECKING:
     from transship.report import Figure
 
 LAYERS = 6
-# the network whose head is stitched to, and the width on which claims are judged: both scales have it
-WIDTH = 16
+WIDTH = 16  # on which claims are judged: both scales have it
+PAIRS = ((WIDTH, WIDTH), (WIDTH // 2, WIDTH), (WIDTH, WIDTH // 2))
 
 
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return a comparison of layers per width, and a stitching between a pair of widths each way."""
-    stitched = [(WIDTH, WIDTH), (WIDTH // 2, WIDTH), (WIDTH, WIDTH // 2)]
-    pairs = [{"part": "stitch", "source": source, "target": target} for source, target in stitched]
+    pairs = [{"part": "stitch", "source": source, "target": target} for source, target in PAIRS]
     return [*product(part=["layers"], width=options["widths"]), *pairs]
 
 
@@ -156,12 +155,8 @@ def _compare_layers(
         others = (similarity.sum() - diagonal.sum()) / (LAYERS * (LAYERS - 1))
         layers = torch.arange(LAYERS)
         found = [(similarity.argmax(axis) == layers).double().mean() for axis in (0, 1)]
-        metrics = {
-            "identified": float(sum(found) / 2),
-            "same layer": float(diagonal.mean()),
-            "other layers": float(others),
-        }
-        yield Measurement({"index": index}, metrics)
+        same = {"same layer": float(diagonal.mean()), "other layers": float(others)}
+        yield Measurement({"index": index}, {"identified": float(sum(found) / 2), **same})
 
 
 def _similarities(a: Sequence[Tensor], b: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -267,7 +262,6 @@ _INDEXES = (
     Row("CCA (mean correlation)", {"index": "cca"}),
     Row("linear regression", {"index": "regression"}),
 )
-_PAIRS = ((WIDTH, WIDTH), (WIDTH // 2, WIDTH), (WIDTH, WIDTH // 2))
 _SETTING = (
     "the paper has ten networks of ten layers on CIFAR-10 and its 10,000 test images, compared in all pairs; "
     f"we have a pair of six-layer networks of width {WIDTH} per seed, on 8×8 digits and 359 test images"
@@ -336,7 +330,7 @@ suite = Suite(
             seeds=3, minutes=0.8, options={"widths": [4, 16], "epochs": 6, "samples": [50, 200, 1000]}
         ),
         "full": Scale(
-            seeds=6, minutes=3, options={"widths": [4, 8, 16, 32], "epochs": 10, "samples": [50, 200, 1000]}
+            seeds=6, minutes=4, options={"widths": [4, 8, 16, 32], "epochs": 10, "samples": [50, 200, 1000]}
         ),
     },
     cases=cases,
@@ -376,7 +370,7 @@ suite = Suite(
                     percent=True,
                     digits=1,
                 )
-                for source, target in _PAIRS
+                for source, target in PAIRS
             ),
         ),
     ),

@@ -95,7 +95,9 @@
   const plots = () => document.querySelectorAll(".plot");
   const redraw = () => { if (window.Plotly) plots().forEach(draw); };
   async function unpack(packed) {
-    const bytes = Uint8Array.from(atob(packed), (sign) => sign.charCodeAt(0));
+    const signs = atob(packed);
+    const bytes = new Uint8Array(signs.length);
+    for (let place = 0; place < signs.length; place += 1) bytes[place] = signs.charCodeAt(place); // Uint8Array.from takes ten times as long
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   }
   async function drawAll() {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transship.errors import OutputError, TransshipError
+from transship.errors import MissingError, OutputError, TransshipError
 from transship.report import write_text
 from transship.suites.runner.declaration import Suite
 from transship.suites.runner.find import load_suite, suite_names
@@ -56,6 +56,8 @@ def prepare(suites: Sequence[Suite], scale: str, **options: Any) -> list[SuiteRu
 
     `options` are those of `SuiteRun`.
     """
+    if not suites:
+        raise MissingError("no suite can run here", where="bench", fix="get what the lines above name")
     needs = [need for suite in suites if scale in suite.scales for need in suite.needs_at(scale)]
     ensure(dict.fromkeys(needs), suite=", ".join(suite.name for suite in suites))
     return [SuiteRun(suite, scale, **options) for suite in suites]

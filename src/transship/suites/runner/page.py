@@ -70,7 +70,7 @@ def table_note(table: TableResult) -> str:
     """Return what is said about a table: the spread, the paper's source and the difference in setting."""
     notes = [seeds_note(cell for row in table.cells for cell in row)]
     if table.paper_source:
-        notes.append(f"The paper's figures: {table.paper_source}.")
+        notes.append(f"The paper's figures: {table.paper_source.rstrip('.')}.")
     if table.setting:
         notes.append(f"Difference in setting: {table.setting}.")
     return " ".join(notes)

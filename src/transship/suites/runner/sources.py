@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import textwrap
@@ -15,8 +16,9 @@ PACKAGE = Path(__file__).parent.parent.parent
 _WITHOUT_EFFECT = ("cli", "report", "suites/runner")
 
 
+@functools.cache  # the file may be edited while a long run that loaded it goes on
 def code_fingerprint(*pieces: Callable[..., Any] | type) -> str:
-    """Return the hash of the source of some functions or classes."""
+    """Return the hash of the source of some functions or classes, as it was when first asked for."""
     texts = [_normal(textwrap.dedent(inspect.getsource(piece))) for piece in pieces]
     return hashlib.sha256("\x1e".join(texts).encode()).hexdigest()
 

@@ -1,0 +1,24 @@
+"""Transport: move a fine-tune to another base model."""
+
+from transship.verbs.transport.judge import Choice
+from transship.verbs.transport.kinship import Kinship, kinship
+from transship.verbs.transport.mover import LayerReport, Left, Moved
+from transship.verbs.transport.result import Candidate, Result
+from transship.verbs.transport.roles import PAPER, Roles
+from transship.verbs.transport.run import Settings, Work, transport
+
+__all__ = [
+    "PAPER",
+    "Candidate",
+    "Choice",
+    "Kinship",
+    "LayerReport",
+    "Left",
+    "Moved",
+    "Result",
+    "Roles",
+    "Settings",
+    "Work",
+    "kinship",
+    "transport",
+]

@@ -1,0 +1,339 @@
+"""How sites are found: blocks from the shape of the module tree, roles from the tables in `families`."""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from transship.activations import families
+from transship.activations.sites import Part, Site
+
+
+def _first(table: Sequence[tuple[str, str]], path: str) -> str | None:
+    return next((role for pattern, role in table if re.search(pattern, path)), None)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A module with parameters of its own, or a parameter that hangs on a container."""
+
+    path: str
+    kind: str
+    module: nn.Module
+    parameter: str | None = None
+
+
+class Finder:
+    """One walk over a module tree; see `sites.find_sites`."""
+
+    def __init__(self, model: nn.Module, config: Any) -> None:
+        self.model, self.config = model, config
+        self.modules = dict(model.named_modules())
+        self.leaves = [leaf for path, module in self.modules.items() for leaf in _leaves(path, module)]
+        self.blocks = self._find_blocks()  # block path → (group, number)
+        self.stacks = self._name_stacks()  # group → stack
+        self.canonical = {name: first for first, names in _tied(model).items() for name in names[1:]}
+
+    def sites(self) -> list[Site]:
+        """Return all sites, in the tree's order, the residual streams last."""
+        found: list[Site] = []
+        for leaf in self.leaves:
+            found.extend(self._sites_of(leaf))
+        found.extend(self._block_sites(found))
+        return _distinct(found)
+
+    def _find_blocks(self) -> dict[str, tuple[str, int]]:
+        contents: dict[str, set[str]] = defaultdict(set)
+        for leaf in self.leaves:
+            for prefix in _numbered_prefixes(leaf.path):
+                relative = leaf.path[len(prefix) + 1 :]
+                contents[prefix].add(_role(relative, leaf, None).split(".")[0])
+        found = [prefix for prefix in self.modules if {"attention", "mlp"} <= contents.get(prefix, set())]
+        innermost = [path for path in found if not any(other.startswith(path + ".") for other in found)]
+        return _number(innermost or self._equal_elements())
+
+    def _equal_elements(self) -> list[str]:
+        """Elements of lists of one class with children: what a block is where no attention is recognised."""
+        found: list[str] = []
+        for path, module in self.modules.items():
+            elements = list(module.children()) if isinstance(module, nn.ModuleList) else []
+            if len({type(element) for element in elements}) == 1 and any(elements[0].children()):
+                found.extend(f"{path}.{index}".lstrip(".") for index in range(len(elements)))
+        return [path for path in found if not any(path.startswith(other + ".") for other in found)]
+
+    def _name_stacks(self) -> dict[str, str]:
+        groups = list(dict.fromkeys(group for group, _ in self.blocks.values()))
+        if len(groups) > 1:
+            words = [_first(families.STACK_WORDS, group) or group for group in groups]
+            return dict(zip(groups, words if len(set(words)) == len(words) else groups, strict=True))
+        roles = {
+            _first(families.OUTER_ROLES, leaf.path)
+            for leaf in self.leaves
+            if leaf.kind in ("conv", "embedding") and not self._block_of(leaf.path)
+        }
+        name = "vision" if "embedding.patch" in roles else "text" if "embedding.token" in roles else ""
+        return dict.fromkeys(groups, name)
+
+    def _block_of(self, path: str) -> str | None:
+        return next((prefix for prefix in _numbered_prefixes(path) if prefix in self.blocks), None)
+
+    def _stack_of(self, path: str, block: str | None) -> str:
+        if block is not None:
+            return self.stacks[self.blocks[block][0]]
+        names = list(self.stacks.values())
+        if len(set(names)) <= 1:
+            return names[0] if names else ""
+        word = _first(families.STACK_WORDS, path)
+        if word is None and "head" in (_first(families.OUTER_ROLES, path) or "") and "decoder" in names:
+            return "decoder"
+        return word if word in names else ""
+
+    def _sites_of(self, leaf: _Leaf) -> Iterator[Site]:
+        block = self._block_of(leaf.path)
+        relative = leaf.path if block is None else leaf.path[len(block) + 1 :]
+        base = Site(
+            path=leaf.path,
+            role=_role(relative, leaf, self.modules.get(block) if block is not None else None),
+            block=None if block is None else self.blocks[block][1],
+            stack=self._stack_of(leaf.path, block),
+            kind=leaf.kind,
+            in_width=0,
+            out_width=0,
+        )
+        if isinstance(leaf.module, nn.MultiheadAttention) and leaf.parameter is None:
+            yield from self._attention_sites(base, leaf.module, relative)
+            return
+        base = self._with_parameters(base, leaf)
+        fusion = self._fusion(relative) if leaf.kind == "linear" else None
+        parts = self._parts(fusion, base.out_width) if fusion else None
+        if parts is None:
+            yield base
+            return
+        for role, part in parts:
+            yield replace(base, role=_crossed(role, relative), part=part, out_width=part.width)
+
+    def _with_parameters(self, site: Site, leaf: _Leaf) -> Site:
+        if leaf.parameter is not None:
+            tensor = getattr(leaf.module, leaf.parameter)
+            return replace(
+                site,
+                weight=leaf.path,
+                in_width=tensor.numel() // tensor.shape[-1] if tensor.ndim else 1,
+                out_width=tensor.shape[-1] if tensor.ndim else 1,
+                tied_to=self.canonical.get(leaf.path),
+            )
+        names = {name for name, _ in leaf.module.named_parameters(recurse=False)}
+        prefix = f"{leaf.path}." if leaf.path else ""
+        own = "weight" if "weight" in names else min(names)
+        tensor = getattr(leaf.module, own)
+        transposed = leaf.kind == "linear" and type(leaf.module).__name__ == "Conv1D"
+        in_width, out_width = _widths(leaf.kind, tuple(tensor.shape), transposed)
+        return replace(
+            site,
+            weight=prefix + own,
+            bias=f"{prefix}bias" if "bias" in names else None,
+            transposed=transposed,
+            in_width=in_width,
+            out_width=out_width,
+            tied_to=self.canonical.get(prefix + own),
+        )
+
+    def _attention_sites(self, base: Site, module: nn.MultiheadAttention, relative: str) -> Iterator[Site]:
+        """Sites of nn.MultiheadAttention's own projections; its out_proj is a module and found as one."""
+        width = module.embed_dim
+        prefix = f"{base.path}." if base.path else ""
+        bias = f"{prefix}in_proj_bias" if module.in_proj_bias is not None else None
+        in_widths = {"query": width, "key": module.kdim, "value": module.vdim}
+        for index, (name, in_width) in enumerate(in_widths.items()):
+            fused = module.in_proj_weight is not None
+            yield replace(
+                base,
+                role=_crossed(f"attention.{name}", f"{relative}."),
+                kind="linear",
+                in_width=in_width,
+                out_width=width,
+                weight=prefix + ("in_proj_weight" if fused else f"{name[0]}_proj_weight"),
+                bias=bias,
+                part=Part(1, 3 * width, index * width, (index + 1) * width),
+                functional=True,
+            )
+
+    def _fusion(self, relative: str) -> families.Fusion | None:
+        kind = getattr(self.config, "model_type", "")
+        for fusion in families.FUSIONS:
+            fits = not fusion.model_types or kind in fusion.model_types
+            fits = fits and all(getattr(self.config, field, None) == value for field, value in fusion.when)
+            if fits and re.search(fusion.pattern, relative):
+                return fusion
+        return None
+
+    def _parts(self, fusion: families.Fusion, total: int) -> list[tuple[str, Part]] | None:
+        """Return the parts of a fused output of `total` rows, or None where the counts do not add up."""
+        groups = self._count(fusion.groups) or 1
+        period = total // groups
+        lengths = [
+            period // len(fusion.parts) if length == "rest" else self._count(length)
+            for _, length in fusion.parts
+        ]
+        if groups * sum(lengths) != total:
+            return None
+        starts = [sum(lengths[:index]) for index in range(len(lengths))]
+        return [
+            (role, Part(groups, period, start, start + length))
+            for (role, _), start, length in zip(fusion.parts, starts, lengths, strict=True)
+        ]
+
+    def _count(self, expression: str) -> int:
+        product = 1
+        for name in expression.split("*"):
+            product *= 1 if name == "one" else self._config_number(name)
+        return product
+
+    def _config_number(self, name: str) -> int:
+        if name == "heads_per_kv":
+            return self._config_number("heads") // max(1, self._config_number("kv_heads"))
+        for field in families.CONFIG_NAMES[name]:
+            value = getattr(self.config, field, None)
+            if isinstance(value, int):
+                return value
+        if name == "kv_heads":
+            # multi-query models that name no count have one pair of key and value
+            return 1 if getattr(self.config, "multi_query", False) else self._config_number("heads")
+        if name == "head":
+            return self._config_number("width") // max(1, self._config_number("heads"))
+        return 0
+
+    def _block_sites(self, found: Sequence[Site]) -> Iterator[Site]:
+        """The residual stream at every block; its width is what the block's first map reads, its last one writes."""
+        for path, (group, number) in self.blocks.items():
+            inside = [site for site in found if site.path.startswith(path + ".") and site.kind == "linear"]
+            if inside:
+                ins = [site for site in inside if site.role == "attention.query"] or inside[:1]
+                outs = [site for site in inside if site.role in ("mlp.out", "attention.out")] or inside[-1:]
+                yield Site(
+                    path, "block", number, self.stacks[group], "block", ins[0].in_width, outs[-1].out_width
+                )
+
+
+def _leaves(path: str, module: nn.Module) -> Iterator[_Leaf]:
+    own = dict(module.named_parameters(recurse=False))
+    if not own:
+        return
+    kind = _kind(module, own)
+    if kind != "parameter":
+        yield _Leaf(path, kind, module)
+        return
+    for name in own:
+        yield _Leaf(f"{path}.{name}".lstrip("."), "parameter", module, name)
+
+
+def _kind(module: nn.Module, own: Mapping[str, Tensor]) -> str:
+    weight = own.get("weight")
+    if isinstance(module, nn.MultiheadAttention):
+        return "linear"
+    if isinstance(module, nn.Embedding):
+        return "embedding"
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return "conv"
+    if weight is not None and weight.ndim == 2:
+        return "linear"
+    if weight is not None and weight.ndim == 1 and "norm" in type(module).__name__.lower():
+        return "norm"
+    if len(own) == 1 and next(iter(own.values())).ndim == 1 and "scale" in type(module).__name__.lower():
+        return "scale"
+    return "parameter"
+
+
+def _widths(kind: str, shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
+    if kind in ("norm", "scale"):
+        return shape[0], shape[0]
+    if kind == "embedding" or transposed:
+        return shape[0], shape[1]
+    if kind == "conv":
+        in_width = 1
+        for size in shape[1:]:
+            in_width *= size
+        return in_width, shape[0]
+    return shape[1], shape[0]
+
+
+def _numbered_prefixes(path: str) -> Iterator[str]:
+    """Yield the prefixes of `path` that end in a number, innermost first."""
+    pieces = path.split(".")
+    for end in range(len(pieces) - 1, 0, -1):
+        if pieces[end - 1].isdigit():
+            yield ".".join(pieces[:end])
+
+
+def _number(paths: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Number the blocks of every list; nested lists (stages of blocks) count through."""
+    counts: Counter[str] = Counter()
+    numbered = {}
+    for path in paths:
+        group = ".".join(piece for piece in path.split(".") if not piece.isdigit())
+        numbered[path] = (group, counts[group])
+        counts[group] += 1
+    return numbered
+
+
+def _crossed(role: str, relative: str) -> str:
+    crosses = role.startswith("attention.") and re.search(families.CROSS_ATTENTION, relative)
+    return f"cross_{role}" if crosses else role
+
+
+def _role(relative: str, leaf: _Leaf, block: nn.Module | None) -> str:
+    """Return the role of a leaf from its path relative to its block; the path itself where none is known."""
+    if leaf.kind == "scale" or (leaf.parameter and _first(families.SCALE_ROLES, relative)):
+        return _first(families.SCALE_ROLES, relative) or relative
+    if leaf.kind == "norm" and block is not None:
+        return _norm_role(relative, block)
+    crosses = re.search(families.CROSS_ATTENTION, relative)
+    attends = crosses or re.search(families.ATTENTION, relative)
+    if leaf.kind == "linear" and isinstance(leaf.module, nn.MultiheadAttention):
+        return "attention.query"
+    if leaf.kind == "linear" and relative != leaf.path:
+        if any(re.search(fusion.pattern, relative) for fusion in families.FUSIONS):
+            return "attention.query" if attends else "mlp.in"
+        if attends:
+            part = _first(families.ATTENTION_ROLES, relative)
+            return _crossed(f"attention.{part}", relative) if part else relative
+        role = _first(families.MLP_ROLES, relative)
+        numbered = relative.rsplit(".", 1)[-1].isdigit()
+        return role if role and (not numbered or re.search(families.MLP, relative)) else relative
+    return _first(families.OUTER_ROLES, relative) or relative or "linear"
+
+
+def _norm_role(relative: str, block: nn.Module) -> str:
+    role = _first(families.NORM_ROLES, relative)
+    if role is None and "." in relative:
+        # a norm beside the one part it serves, as T5 has them
+        parent = block.get_submodule(relative.rsplit(".", 1)[0])
+        beside = " ".join(name for name, _ in parent.named_children())
+        if re.search(families.CROSS_ATTENTION.replace(r"(\.|$)", ""), beside):
+            role = "norm.cross_attention_in"
+        elif re.search(families.ATTENTION.replace(r"(\.|$)", ""), beside):
+            role = "norm.attention_in"
+        elif re.search(families.MLP.replace(r"(\.|$)", ""), beside):
+            role = "norm.mlp_in"
+    if role and getattr(block, "norm_first", None) is False:
+        role = role.replace("_in", "_out")
+    return role or relative
+
+
+def _tied(model: nn.Module) -> dict[str, list[str]]:
+    """Return first name → all names of one parameter, for those that have several."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return {group[0]: group for group in names.values() if len(group) > 1}
+
+
+def _distinct(found: Sequence[Site]) -> list[Site]:
+    """Make names unique: where two sites of a block have one role (experts, stages), the path tells them apart."""
+    counts = Counter(site.name for site in found)
+    return [
+        site if counts[site.name] == 1 else replace(site, role=f"{site.role}:{site.path}") for site in found
+    ]

@@ -1,0 +1,251 @@
+"""What is collected: which tensors are watched, which pairs of sites share them, and their running sums."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.activations.collected import Entry, Skipped
+from transship.activations.match import Matching, SitePair
+from transship.activations.models import LoadedModel
+from transship.activations.record import Side, sides_of, view_of
+from transship.activations.sites import Part, Site
+from transship.activations.step import Lane, RowBuffers, StepOptions, Stepper, Stream
+from transship.errors import MatchError
+from transship.geometry import Moments
+
+KINDS = ("linear", "norm", "block")
+SIDES: tuple[Side, ...] = ("input", "output")
+# Rows wait for a product until they fill this many bytes: long products are efficient, and the float64 sums rare.
+BUFFER_BYTES = 512 * 2**20
+MOST_BUFFERED_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One kept pair of tensors: (stream, columns, lane, weight) of the source, and the target's."""
+
+    name: str
+    sources: tuple[tuple[Stream, Part | None, Lane, float], ...]
+    target: Stream
+    part: Part | None
+
+    @property
+    def lane(self) -> Lane:
+        return self.sources[0][2]
+
+
+class Plan:
+    """Which tensors are watched, which pairs share them, and what cannot be collected."""
+
+    def __init__(
+        self,
+        source: LoadedModel,
+        target: LoadedModel,
+        matching: Matching,
+        options: StepOptions,
+        example: Any,
+        *,
+        sides: Collection[Side] = SIDES,
+        kinds: Collection[str] = KINDS,
+        blend: bool = True,
+        widest: int | None = None,
+        extra: Sequence[tuple[Stream, Stream]] = (),
+    ) -> None:
+        self.blend = blend
+        self.skipped: tuple[Skipped, ...] = ()
+        self.stacks = {site.stack for site in source.sites}, {site.stack for site in target.sites}
+        wanted = [
+            (pair, side)
+            for pair in matching.pairs
+            if pair.target.kind in kinds
+            for side in SIDES
+            if side in sides and side in sides_of(pair.target) and side in sides_of(pair.source)
+            if widest is None or _space(pair, side) <= widest
+        ]
+        streams = [
+            (self._stream(site, side, 0), self._stream(pair.target, side, 1))
+            for pair, side in wanted
+            for site, _ in pair.sources
+        ]
+        self.stepper = Stepper(source, target, [*streams, *extra], options, example)
+        self.groups: dict[Any, _Group] = {}
+        self.members: dict[tuple[str, Side], list[tuple[Any, float]]] = {}
+        self._first: tuple[dict[Any, Stream], dict[Any, Stream]] = ({}, {})
+        for pair, side in wanted:
+            self._place(pair, side)
+        if not self.groups:
+            reasons = sorted({skipped.reason for skipped in self.skipped}) or [
+                "no pair is of the wanted kinds"
+            ]
+            raise MatchError(
+                f"nothing can be collected: {reasons[0]}",
+                where="collect",
+                fix="check the matching and the inputs",
+            )
+        grouped = [(stream, group.target) for group in self.groups.values() for stream, *_ in group.sources]
+        self.stepper.restrict([*grouped, *extra])
+
+    def _stream(self, site: Site, side: Side, model: int) -> Stream:
+        crosses = (
+            site.role in ("cross_attention.key", "cross_attention.value") and "encoder" in self.stacks[model]
+        )
+        return Stream(view_of(site, side).tap, "encoder" if crosses else site.stack)
+
+    def _place(self, pair: SitePair, side: Side) -> None:
+        target = self._stream(pair.target, side, 1)
+        sources = [
+            (self._stream(site, side, 0), view_of(site, side).part, weight) for site, weight in pair.sources
+        ]
+        reason = self._reason(sources, target)
+        if reason is not None:
+            self.skipped = (*self.skipped, Skipped(pair.name, side, reason))
+            return
+        part = view_of(pair.target, side).part
+        described = [
+            (self._shared(stream, 0), source_part, self.stepper.lanes[stream, target], weight)
+            for stream, source_part, weight in sources
+        ]
+        here = self._shared(target, 1)
+        together = (
+            [described]
+            if self.blend
+            else [[(stream, columns, lane, 1.0)] for stream, columns, lane, _ in described]
+        )
+        weights = [1.0] if self.blend else [weight for *_, weight in described]
+        members = []
+        for sources_of_group, weight in zip(together, weights, strict=True):
+            key = (tuple(sources_of_group), here, part)
+            name = f"{pair.name}.{side}" if len(together) == 1 else f"{pair.name}.{side}:{len(members)}"
+            self.groups.setdefault(key, _Group(name, tuple(sources_of_group), here, part))
+            members.append((key, weight))
+        self.members[pair.name, side] = members
+
+    def _shared(self, stream: Stream, model: int) -> Stream:
+        """Return the first stream that carries the same tensor."""
+        side = self.stepper.source if model == 0 else self.stepper.target
+        return self._first[model].setdefault(side.seen[stream.tap].identity, stream)
+
+    def _reason(self, sources: Sequence[tuple[Stream, Part | None, float]], target: Stream) -> str | None:
+        there, here = self.stepper.source, self.stepper.target
+        for stream, _, _ in sources:
+            if stream.tap in there.skipped:
+                return f"{there.skipped[stream.tap]} (source)"
+            if target.tap in here.skipped:
+                return f"{here.skipped[target.tap]} (target)"
+            if there.seen[stream.tap].calls != here.seen[target.tap].calls:
+                return f"runs {there.seen[stream.tap].calls} times in the source and {here.seen[target.tap].calls} in the target"
+        seen = {(there.seen[stream.tap].width, there.seen[stream.tap].tokens) for stream, _, _ in sources}
+        if self.blend and len(seen) > 1:
+            return "stands between two source blocks of different shapes, which do not mix"
+        return None
+
+    def entries(self, kept: "MomentKeeper") -> dict[tuple[str, Side], Entry]:
+        """Return what each pair's side is made of."""
+        return {
+            key: Entry(
+                tuple((self.groups[group].name, weight) for group, weight in members),
+                tuple(kept.one_sided.get(("aa", self.groups[group].sources)) for group, _ in members),
+                kept.one_sided.get(("bb", *_target_key(self.groups[members[0][0]]))),
+            )
+            for key, members in self.members.items()
+        }
+
+
+class MomentKeeper:
+    """The Moments, and rows that wait for their products."""
+
+    def __init__(self, plan: Plan, parts: Collection[str]) -> None:
+        self.groups = list(plan.groups.values())
+        self.moments: dict[str, Moments] = {}
+        self.one_sided: dict[tuple[Any, ...], str] = {}
+        self.device = plan.stepper.target.loaded.device
+        seen = plan.stepper.source.seen, plan.stepper.target.seen
+        for group in self.groups:
+            width_a = _width(seen[0][group.sources[0][0].tap].width, group.sources[0][1])
+            width_b = _width(seen[1][group.target.tap].width, group.part)
+            both = {part for part in ("ab",) if part in parts}
+            self.moments[group.name] = self._zeros(width_a, width_b, both, group.name)
+            if "aa" in parts and ("aa", group.sources) not in self.one_sided:
+                name = self.one_sided["aa", group.sources] = f"{group.name}:aa"
+                self.moments[name] = self._zeros(width_a, 1, {"aa"}, name)
+            key = ("bb", *_target_key(group))
+            if "bb" in parts and key not in self.one_sided:
+                name = self.one_sided[key] = f"{group.name}:bb"
+                self.moments[name] = self._zeros(1, width_b, {"bb"}, name)
+        self.counted = 0
+        per_row = 4 * sum(side[stream.tap].width for side, stream in _streams(self.groups, seen))
+        limit = max(64, min(MOST_BUFFERED_ROWS, BUFFER_BYTES // max(1, per_row)))
+        self.buffers = RowBuffers(limit, self._multiply)
+
+    def _zeros(self, width_a: int, width_b: int, parts: Collection[Any], name: str) -> Moments:
+        return Moments.zeros(width_a, width_b, parts=parts, name=name, device=self.device)
+
+    @property
+    def rows(self) -> int:
+        """Rows so far, on the lane with most."""
+        return self.counted + self.buffers.pending
+
+    def flush(self) -> None:
+        """Multiply the waiting rows and add the products to the sums."""
+        self._multiply()
+        self.buffers.clear()
+
+    def _multiply(self) -> None:
+        self.counted += self.buffers.pending
+        done: set[str] = set()
+        for group in self.groups:
+            here = self.buffers.rows(1, (group.target.tap, group.lane))
+            if here is None:
+                continue
+            b = _columns(here, group.part)
+            a = self._blended(group).to(b.device)
+            self.moments[group.name].update(a, b)
+            names = [
+                self.one_sided.get(("aa", group.sources)),
+                self.one_sided.get(("bb", *_target_key(group))),
+            ]
+            for name, left, right in zip(names, (a, b[:, :1]), (a[:, :1], b), strict=True):
+                if name is not None and name not in done:
+                    done.add(name)
+                    self.moments[name].update(left, right)
+
+    def _blended(self, group: _Group) -> Float[Tensor, "rows width"]:
+        made = []
+        for stream, part, lane, _ in group.sources:
+            there = self.buffers.rows(0, (stream.tap, lane))
+            assert there is not None, group.name
+            made.append(_columns(there, part))
+        if len(made) == 1:
+            return made[0]
+        blended = made[0] * group.sources[0][3]
+        for one, (*_, weight) in zip(made[1:], group.sources[1:], strict=True):
+            blended.add_(one, alpha=weight)
+        return blended
+
+
+def _streams(groups: Iterable[_Group], seen: Any) -> Iterator[tuple[Any, Stream]]:
+    there = {stream: None for group in groups for stream, *_ in group.sources}
+    here = {group.target: None for group in groups}
+    yield from ((seen[0], stream) for stream in there)
+    yield from ((seen[1], stream) for stream in here)
+
+
+def _target_key(group: _Group) -> tuple[Any, ...]:
+    return (group.target, group.part, group.lane)
+
+
+def _space(pair: SitePair, side: Side) -> int:
+    """Return the width of the narrower of the two spaces on one side of a pair."""
+    widths = [site.in_width if side == "input" else site.out_width for site in (pair.source, pair.target)]
+    return min(widths)
+
+
+def _width(total: int, part: Part | None) -> int:
+    return total if part is None else part.width
+
+
+def _columns(rows: Float[Tensor, "rows total"], part: Part | None) -> Float[Tensor, "rows width"]:
+    return rows if part is None else part.columns(rows)

@@ -1,0 +1,120 @@
+"""`transship compare`: which layers of two models agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from transship.cli.options import compute_options, local_model, model_options, output_options, print_json
+
+if TYPE_CHECKING:
+    from transship.activations.compare import Comparison
+    from transship.data import Dataset
+    from transship.report import Provenance
+
+ALIGNMENTS = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls")
+
+
+@click.command(
+    "compare", epilog="Example: transship compare bert-a bert-b --data texts.parquet --report page.html"
+)
+@click.argument("source")
+@click.argument("target")
+@click.option(
+    "--data", "reference", required=True, help="Inputs: a file, a folder, `digits`, or a hub data set."
+)
+@click.option("--column", help="The column of the inputs, where its name is unusual.")
+@click.option("--split", help="Read only this part of the data.")
+@click.option(
+    "--inputs", default=500, show_default=True, type=click.IntRange(1), help="Inputs to run, drawn by seed."
+)
+@click.option(
+    "--tokens", default=8, show_default=True, type=click.IntRange(0), help="Tokens per input; 0 for all."
+)
+@click.option(
+    "--align", type=click.Choice(ALIGNMENTS), default="auto", show_default=True, help="Which tokens pair up."
+)
+@click.option(
+    "--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Inputs per forward pass."
+)
+@output_options
+@compute_options
+@model_options
+def command(
+    source: str,
+    target: str,
+    reference: str,
+    column: str | None,
+    split: str | None,
+    inputs: int,
+    tokens: int,
+    align: Any,
+    batch_size: int,
+    report: Path | None,
+    as_json: bool,
+    force: bool,
+    seed: int,
+    device: str,
+    dtype: str | None,
+    trust_remote_code: bool,
+    memory: str | None,
+    allow_pickle: bool,
+) -> None:
+    """Run SOURCE and TARGET over the same inputs and show which of their layers agree.
+
+    Each model reads them with its own tokenizer or image processor; tokens pair up by the text they cover.
+    """
+    from transship.data import load
+
+    if report is not None:
+        from transship.checkpoints import check_target
+
+        check_target(report, force=force)
+    part = load(reference, column=column, split=split).take(inputs, seed=seed)
+    click.echo(f"comparing {source} and {target} over {len(part)} inputs of {part.name}", err=True)
+
+    from transship.activations import compare, load_model
+    from transship.progress import Progress
+
+    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    models = [load_model(local_model(name), name=name, **loading) for name in (source, target)]
+    found = compare(
+        *models,
+        part.inputs,
+        align=align,
+        tokens_per_input=tokens or None,
+        seed=seed,
+        batch_size=batch_size,
+        progress=Progress("inputs", len(part)),
+    )
+    if report is not None:
+        from transship.activations.page import comparison_page
+
+        comparison_page(found, _provenance(found, part)).write(report, force=force)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+    if report is not None:
+        click.echo(f"the page is at {report}", err=as_json)
+
+
+def _provenance(found: Comparison, part: Dataset) -> Provenance:
+    from transship.report import Provenance, library_versions
+
+    command = f"transship compare {found.source} {found.target} --data {part.name}"
+    return Provenance(command, {part.name: part.fingerprint()}, found.options, library_versions())
+
+
+def _print(found: Comparison) -> None:
+    from transship.activations.page import best_partners, comparison_summary
+
+    click.echo(comparison_summary(found))
+    for stack in found.stacks:
+        click.echo(f"\nlayer of {found.target}  most similar layer of {found.source}  CKA")
+        for layer, partner, cka in best_partners(stack):
+            click.echo(f"  {layer:12s} {partner:12s} {cka:.3f}")
+    if found.unmatched:
+        click.echo(f"\n{len(found.unmatched)} sites have no partner (--json or --report lists them)")

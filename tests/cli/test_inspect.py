@@ -1,0 +1,122 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from transship.cli import group
+from transship.errors import TransshipError
+from transship.geometry import LinearMap
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(group, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_a_real_model_shows_what_it_is_and_where_its_maps_act(minilm: Path):
+    found = json.loads(run("inspect", minilm, "--json").stdout)
+    assert found["kind"] == "checkpoint"
+    assert found["architecture"] == "BertModel"
+    assert found["settings"]["width"] == 384
+    assert found["settings"]["blocks"] == 6
+    roles = [(site["role"], site["block"], site["in_width"], site["out_width"]) for site in found["sites"]]
+    assert ("mlp.in", 5, 384, 1536) in roles
+    assert sum(role == "attention.query" for role, *_ in roles) == 6
+
+
+def test_the_words_for_people_hold_the_same_figures(minilm: Path):
+    text = run("inspect", minilm).stdout
+    assert "22,713,728 parameters in 104 tensors" in text
+    assert "6 × text.attention.query  384 → 384" in text
+    assert "text.5.mlp.in" in run("inspect", minilm, "--sites").stdout
+
+
+def test_what_a_fine_tune_changed_is_shown_by_tensor(minilm: Path, tmp_path: Path):
+    from transship.checkpoints import open as open_checkpoint
+    from transship.checkpoints import write_checkpoint
+
+    with open_checkpoint(minilm) as base:
+        name = "encoder.layer.3.output.dense.weight"
+        plans = [
+            (tensor, info.shape, info.dtype, lambda t=tensor: base.read(t) * (1.5 if t == name else 1))
+            for tensor, info in base.tensors.items()
+        ]
+        write_checkpoint(tmp_path / "tuned", plans, like=base)
+    found = json.loads(run("inspect", tmp_path / "tuned", "--base", minilm, "--json").stdout)
+    assert found["update"][0]["tensor"] == name
+    assert found["update"][0]["relative"] == pytest.approx(0.5)
+    assert found["update"][1]["norm"] == 0
+    assert "50.00%  encoder.layer.3" in run("inspect", tmp_path / "tuned", "--base", minilm).stdout
+
+
+def test_a_map_says_how_it_was_fitted(tmp_path: Path):
+    LinearMap(torch.eye(3, 2), kind="ridge", rank=2).save(tmp_path / "map.safetensors")
+    found = json.loads(run("inspect", tmp_path / "map.safetensors", "--json").stdout)
+    assert found["kind"] == "map"
+    assert json.loads(found["settings"]["map"])["kind"] == "ridge"
+
+
+def test_bare_weights_are_shown_without_sites(tmp_path: Path):
+    save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
+    found = json.loads(run("inspect", tmp_path / "x.safetensors", "--json").stdout)
+    assert (found["kind"], found["parameters"], found["dtypes"]) == (
+        "weights",
+        10,
+        {"float32": 6, "bfloat16": 4},
+    )
+    assert "sites" not in found
+
+
+def test_a_path_that_is_not_there_is_one_sentence_and_exit_code_2(tmp_path: Path):
+    with pytest.raises(TransshipError):
+        run("inspect", tmp_path / "nothing")
+    result = subprocess.run(
+        [sys.executable, "-m", "transship", "inspect", tmp_path / "nothing"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_adapter_is_named_with_rank_and_targets(tmp_path: Path):
+    import peft
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=40
+    )
+    model = peft.get_peft_model(LlamaModel(config), peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path / "adapter")
+    found = json.loads(run("inspect", tmp_path / "adapter", "--json").stdout)
+    assert found["kind"] == "adapter"
+    assert found["settings"]["method"] == "LORA"
+    assert found["settings"]["rank"] == 4
+    assert found["settings"]["targets"] == ["q_proj"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "family", "query"),
+    [
+        ("minilm-l6", "bert", 6),
+        ("minilm-l6-sre", "bert", 6),
+        ("minilm-l3", "bert", 3),
+        ("bge-small", "bert", 12),
+        ("granite-small", "roberta", 6),
+        ("distilbert-768", "distilbert", 6),
+        ("mpnet-base", "mpnet", 12),
+        ("flan-t5-small", "t5", 16),
+        ("smollm2-135m", "llama", 30),
+    ],
+)
+def test_every_local_model_shows_its_sites(models_dir: Path, name: str, family: str, query: int):
+    found = json.loads(run("inspect", models_dir / name, "--json").stdout)
+    assert found["settings"]["family"] == family
+    assert sum(site["role"] == "attention.query" for site in found["sites"]) == query

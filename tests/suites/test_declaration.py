@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from transship.suites import load_suite, suite_names
+from transship.suites.runner import Case, Column, Row, Suite, Table, product
+from transship.suites.runner.quantities import Cell, Combined, Quantity
+
+ROWS = (Row("a"), Row("b"))
+
+
+def test_product_lists_every_combination():
+    assert product(x=[1, 2], y=["p"]) == [{"x": 1, "y": "p"}, {"x": 2, "y": "p"}]
+
+
+def test_a_case_reads_as_its_factors():
+    case = Case({"method": "theseus", "batches": 10}, 3)
+    assert (case["batches"], str(case)) == (10, "method theseus, batches 10, seed 3")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"paper": {("c", "x"): 1.0}, "paper_source": "T", "setting": "s"}, "have no cell"),
+        ({"paper": {("a", "x"): 1.0}, "paper_source": "T"}, "without their source and setting"),
+        ({"rows": (Row("a"), Row("a"))}, "two rows of 't' have the same name"),
+    ],
+)
+def test_a_table_that_cannot_be_right_is_refused(options: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        Table(**{"title": "t", "rows": ROWS, "columns": (Column("x", "x"),), **options})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scales": {}}, "no quick or no full"),
+        ({"claims": ()}, "no claim or no table"),
+        ({"tables": ()}, "no claim or no table"),
+    ],
+)
+def test_a_suite_without_its_parts_is_refused(toy, change: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        dataclasses.replace(load_suite("toy-suite", toy()), **change)
+
+
+def _cells(quantity: Quantity) -> list[Cell]:
+    if isinstance(quantity, Combined):
+        return [cell for part in quantity.parts for cell in _cells(part)]
+    return [quantity] if isinstance(quantity, Cell) else []
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_every_suite_keeps_the_contract(name: str):
+    suite: Suite = load_suite(name)
+    assert suite.summary
+    assert suite.paper.title
+    assert all(claim.source for claim in suite.claims), "a claim says where it stands"
+    assert suite.scales["quick"].seeds >= 2, "below two seeds no claim can be decided"
+    assert suite.scales["quick"].minutes < suite.scales["full"].minutes
+    for scale in suite.scales.values():
+        assert list(suite.cases(scale.options))
+    for need in suite.needs:
+        assert need.source, "a need says where it comes from"
+    assert all(_cells(claim.quantity) for claim in suite.claims)

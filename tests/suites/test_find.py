@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transship.errors import OptionError
+from transship.suites import load_suite, suite_names
+
+
+def test_a_file_is_a_suite_and_a_folder_is_not(tmp_path: Path):
+    for name in ("two_words.py", "one.py", "_hidden.py", "__init__.py", "notes.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "shared").mkdir()
+    assert suite_names(tmp_path) == ("one", "two-words")
+
+
+def test_ours_are_found_without_importing_them():
+    code = (
+        "import sys; from transship.suites import suite_names; names = suite_names(); assert names\n"
+        "files = ['transship.suites.' + name.replace('-', '_') for name in names]\n"
+        "print([file for file in files if file in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_declaring_imports_no_heavy_library():
+    code = (
+        "import sys; from transship.suites import load_suite, suite_names\n"
+        "for name in suite_names(): load_suite(name)\n"
+        "print(sorted({'torch', 'transformers', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_suite_of_another_folder_knows_its_name_and_file(toy):
+    folder = toy()
+    suite = load_suite("toy-suite", folder)
+    assert (suite.name, suite.file) == ("toy-suite", folder / "toy_suite.py")
+
+
+def test_an_unknown_name_gets_the_nearest_one(toy):
+    with pytest.raises(OptionError, match=r"no suite 'toy-siute'; did you mean 'toy-suite'\?"):
+        load_suite("toy-siute", toy())
+
+
+def test_a_file_that_declares_nothing_is_named(tmp_path: Path):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(OptionError, match=r"empty\.py: the file declares no suite; write `suite = Suite"):
+        load_suite("empty", tmp_path)

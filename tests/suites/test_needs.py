@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from transship.errors import MissingError
+from transship.suites import SuiteRun, load_suite
+from transship.suites.runner import Need
+from transship.suites.runner.needs import ensure, locate, signature
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRANSSHIP_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("TRANSSHIP_MODELS", str(tmp_path / "models"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "models" / "little").mkdir(parents=True)
+    (tmp_path / "models" / "little" / "config.json").write_text("{}")
+    (tmp_path / "data" / "reviews.csv").write_text("text\nfine\n")
+    return tmp_path
+
+
+def test_what_is_here_is_found(folders: Path):
+    assert locate(Need("data", "reviews", "")) == (folders / "data" / "reviews.csv",)
+    assert locate(Need("model", "little", "")) == (folders / "models" / "little",)
+    assert locate(Need("library", "json", "")) == ()
+    assert locate(Need("data", "digits", "")) == ()
+    assert locate(Need("data", "absent-data", "")) is None
+    assert locate(Need("model", "absent-model", "")) is None
+    assert locate(Need("library", "absent_library", "")) is None
+
+
+def test_one_error_names_all_that_is_missing_and_how_to_get_it(folders: Path):
+    needs = [
+        Need("data", "reviews", "here"),
+        Need("data", "absent-data", "run get-data"),
+        Need("model", "absent-model", "hub id some/model"),
+        Need("library", "absent_library", "pip install transship[pde]"),
+    ]
+    with pytest.raises(MissingError) as caught:
+        ensure(needs, suite="the-suite")
+    assert str(caught.value) == (
+        "the-suite: 3 things it needs are not here: data 'absent-data' (run get-data); model 'absent-model' "
+        "(hub id some/model); library 'absent_library' (pip install transship[pde]); set TRANSSHIP_DATA to "
+        "the folder that has the data, and set TRANSSHIP_MODELS to the folder that has the models, and get "
+        "what is named in brackets"
+    )
+
+
+def test_nothing_is_run_while_something_is_missing(toy, log):
+    suite = load_suite("toy-suite", toy(needs='(Need("data", "absent-data", "run get-data"),)'))
+    with pytest.raises(MissingError, match=r"toy-suite: one thing it needs is not here: data 'absent-data'"):
+        SuiteRun(suite, "full")
+    SuiteRun(suite, "quick")
+    assert log() == []
+
+
+def test_another_file_of_the_same_name_is_noticed(folders: Path):
+    need = Need("data", "reviews", "")
+    before = signature(need)
+    assert signature(need) == before
+    (folders / "data" / "reviews.csv").write_text("text\nfina\n")
+    assert signature(need) != before
+    model = Need("model", "little", "")
+    before = signature(model)
+    (folders / "models" / "little" / "config.json").write_text("[]")
+    assert signature(model) != before

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from transship.errors import DataError
+from transship.suites import SuiteResult, load_suite, run_suite
+from transship.suites.runner.results import SCHEMA
+
+
+@pytest.fixture
+def result(toy) -> SuiteResult:
+    return run_suite(load_suite("toy-suite", toy()), "quick")
+
+
+def test_json_gives_the_result_back(result: SuiteResult, tmp_path: Path):
+    file = tmp_path / "results.json"
+    file.write_text(result.dumps())
+    assert SuiteResult.read(file) == result
+    assert SuiteResult.read(file).dumps() == result.dumps()
+
+
+def test_json_carries_schema_versions_timings_and_what_was_measured(result: SuiteResult):
+    value = json.loads(result.dumps())
+    assert value["schema"] == SCHEMA
+    assert {"transship", "python", "torch", "numpy", "threads"} <= set(value["environment"])
+    assert value["seconds"] >= 0
+    assert all(case["seconds"] >= 0 for case in value["cases"])
+    assert value["cases"][0]["case"] == {"factors": {"method": "plain"}, "seed": 0}
+    assert len(value["cases"][0]["attachments"]["weights"]) == 8
+    assert value["claims"][0]["verdict"] == "confirmed"
+    assert len(value["claims"][0]["per_seed"]) == 3
+    assert value["tables"][0]["paper"] == [[None, None], [1.25, None]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda value: value.update(schema=99), r"no suite result of schema 1 \(found 99\)"),
+        (lambda value: value.pop("schema"), r"no suite result of schema 1 \(found None\)"),
+        (lambda value: value.pop("claims"), "damaged"),
+        (lambda value: value["claims"][0].update(verdict="proven"), "damaged"),
+        (lambda value: value.update(surprise=1), "damaged"),
+    ],
+)
+def test_other_json_is_refused_by_name(result: SuiteResult, tmp_path: Path, change, said: str):
+    value = json.loads(result.dumps())
+    change(value)
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps(value))
+    with pytest.raises(DataError, match=rf"results\.json: .*{said}.*; run the suite again"):
+        SuiteResult.read(file)
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path):
+    file = tmp_path / "results.json"
+    file.write_text("{")
+    with pytest.raises(DataError, match="it is no JSON"):
+        SuiteResult.read(file)

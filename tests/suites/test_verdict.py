@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transship.suites.runner import Claim, Measurement, cell, judge, spread
+
+finite = st.floats(-1e3, 1e3)
+
+
+def measured(left: list[float | None], right: list[float | None]) -> list[Measurement]:
+    return [
+        Measurement({"row": row}, {"score": value}, seed)
+        for row, values in (("left", left), ("right", right))
+        for seed, value in enumerate(values)
+    ]
+
+
+def verdict(left: list[float | None], right: list[float | None], **bounds: float) -> str:
+    claim = Claim(text="c", quantity=cell("score", row="left") - cell("score", row="right"), **bounds)
+    return judge(claim, measured(left, right), range(len(left))).verdict
+
+
+@given(values=st.lists(finite, min_size=2, max_size=12), confidence=st.sampled_from([0.8, 0.95, 0.99]))
+def test_spread_and_interval_equal_numpy_and_scipy(values: list[float], confidence: float):
+    found = spread(values)
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert found.sd == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+    assert found.seeds == len(values)
+    error = scipy.stats.sem(values)
+    if error > 1e-9:
+        expected = scipy.stats.t.interval(confidence, len(values) - 1, np.mean(values), error)
+        assert found.interval(confidence) == pytest.approx(expected, rel=1e-7, abs=1e-9)
+
+
+def test_the_paired_interval_equals_the_paired_t_test():
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(1, 1, 6).tolist(), rng.normal(0, 1, 6).tolist()
+    claim = Claim(text="c", quantity=cell("score", row="left") - cell("score", row="right"), at_least=0)
+    found = judge(claim, measured(left, right), range(6))
+    expected = scipy.stats.ttest_rel(left, right).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+
+
+def test_each_verdict_is_reached_by_its_numbers():
+    left = [0.80, 0.82, 0.81]
+    assert verdict(left, [0.70, 0.72, 0.71], at_least=0.05) == "confirmed"
+    assert verdict(left, [0.79, 0.81, 0.80], at_least=0.05) == "refuted"
+    assert verdict(left, [0.70, 0.80, 0.75], at_least=0.05) == "undecided"
+    assert verdict(left, [0.79, 0.81, 0.80], at_most=0.05) == "confirmed"
+    assert verdict(left, [0.70, 0.72, 0.71], at_most=0.05) == "refuted"
+    assert verdict(left, [0.79, 0.81, 0.80], at_least=-0.02, at_most=0.02) == "confirmed"
+    assert verdict(left, [0.70, 0.72, 0.71], at_least=-0.02, at_most=0.02) == "refuted"
+
+
+def test_pairing_decides_where_seeds_differ_more_than_rows():
+    left, right = [0.1, 0.5, 0.9], [0.05, 0.451, 0.849]
+    assert verdict(left, right, at_least=0.0) == "confirmed"
+    assert verdict(left, right[::-1], at_least=0.0) == "undecided"
+
+
+def test_a_bound_that_the_interval_touches_is_kept():
+    assert verdict([1.0, 1.0], [0.5, 0.5], at_least=0.5) == "confirmed"
+
+
+def test_one_seed_or_a_missing_value_decides_nothing():
+    assert verdict([1.0], [0.0], at_least=0.1) == "undecided"
+    claim = Claim(text="c", quantity=cell("score", row="left"), at_least=0.0)
+    found = judge(claim, measured([1.0, None, 1.1], [0.0] * 3), range(3))
+    assert (found.verdict, found.reason, found.low) == ("undecided", "no value for seed 1", None)
+
+
+def test_the_rule_is_stated_with_quantity_bound_and_confidence():
+    claim = Claim(text="c", quantity=cell("score", row="left"), at_least=0.9, confidence=0.9)
+    assert claim.rule == (
+        "confirmed if the whole 90 % t-interval over seeds of score (row left) is ≥ 0.9; "
+        "refuted if it lies wholly outside; undecided otherwise"
+    )
+
+
+@pytest.mark.parametrize(
+    "bounds", [{}, {"at_least": 2.0, "at_most": 1.0}, {"at_least": 0.0, "confidence": 1.0}]
+)
+def test_a_claim_without_a_usable_rule_is_refused(bounds: dict[str, float]):
+    with pytest.raises(ValueError, match="the claim 'c'"):
+        Claim(text="c", quantity=cell("score"), **bounds)
