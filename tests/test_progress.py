@@ -19,7 +19,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")]
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (3900, "1 h 05 min")],
 )
 def test_times_are_printed_as_people_read_them(seconds: float, text: str):
     assert duration(seconds) == text
@@ -57,3 +58,12 @@ def test_what_was_kept_from_before_does_not_make_the_rest_look_quick():
     clock.now = 6.0
     progress(6, kept=4)
     assert stream.getvalue() == "cases: 6 of 10 (4 kept from before), 6 s, about 12 s left\n"
+
+
+def test_a_log_is_not_flooded():
+    clock, stream = Clock(), io.StringIO()
+    progress = Progress("cases", 1000, stream=stream, clock=clock)
+    for done in range(1, 1001):
+        clock.now += 0.01
+        progress(done)
+    assert len(stream.getvalue().splitlines()) == 2

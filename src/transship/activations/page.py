@@ -106,7 +106,13 @@ def _residual_section(comparison: Comparison) -> Section:
         [one.name, one.side, f"{one.widths[0]} → {one.widths[1]}", one.residual, one.agreement]
         for one in [*comparison.layers, *comparison.sites]
     ]
-    columns = [Column("site", code=True), "side", "widths", Column("residual", 3), Column("agreement", 3)]
+    columns: list[str | Column] = [
+        Column("site", code=True),
+        "side",
+        "widths",
+        Column("residual", 3),
+        Column("agreement", 3),
+    ]
     blocks.append(Table(columns, rows, caption="Every matched site."))
     return Section("Site by site", blocks)
 

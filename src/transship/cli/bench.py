@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from transship.suites.runner.run import SuiteRun
 
 
-@click.command("bench", epilog="Try: transship bench shared-geometry --quick")
+@click.command("bench", epilog="Example: transship bench shared-geometry --quick")
 @click.argument("names", nargs=-1, metavar="[SUITE]...")
 @click.option("--quick", is_flag=True, help="Minutes instead of the full size; short for --scale quick.")
 @click.option(
@@ -100,7 +99,7 @@ def command(
 
 def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
     """Run one suite to its end, with the plan and the progress on stderr."""
-    from transship.suites.runner.progress import Progress, duration
+    from transship.progress import Progress, duration
 
     finished, total = len(run.finished()), len(run.cases)
     estimate = duration(60 * run.suite.scales[run.scale].minutes * (total - finished) / total)
@@ -109,9 +108,11 @@ def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
         f"{run.suite.name}, {run.scale}: {total} cases over {len(run.seeds)} seeds{kept}; about {estimate}",
         err=True,
     )
-    progress = Progress(run.suite.name, sys.stderr)
+    progress = Progress(run.suite.name, total, unit="cases")
+    kept_cases = 0
     for step in run.steps(jobs):
-        progress.show(step)
+        kept_cases += step.reused
+        progress(step.done, str(step.case), kept=kept_cases)
     return run.result()
 
 

@@ -79,9 +79,10 @@ def command(
     from transship.progress import Progress
 
     loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
-    models = [load_model(local_model(name), name=name, **loading) for name in (source, target)]
+    one, other = (load_model(local_model(name), name=name, **loading) for name in (source, target))
     found = compare(
-        *models,
+        one,
+        other,
         part.inputs,
         align=align,
         tokens_per_input=tokens or None,
