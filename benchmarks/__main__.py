@@ -52,7 +52,9 @@ def main() -> None:
         widths = [max(len(line[index]) for line in table) for index in range(len(COLUMNS))]
         print(f"\n{name} ({time.perf_counter() - started:.0f} s)")
         for line in table:
-            print("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+            print(
+                "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            )
         sys.stdout.flush()
         collected[name] = rows
         missed += sum(row["holds"] == "NO" for row in rows)

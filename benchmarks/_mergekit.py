@@ -1,12 +1,13 @@
-"""What the merge benchmarks share: mergekit in an environment of its own, models made on the spot, and measuring."""
+"""What the merge benchmarks share: mergekit in its own environment, models made on the spot, measuring."""
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from transship.checkpoints.write import TensorPlan, write_checkpoint
 ROOT = Path(__file__).parents[1]
 VENV = ROOT / ".peers" / "mergekit"
 VERSIONS = ("torch==2.13.0", "mergekit==0.1.5")
-ENVIRONMENT = os.environ | {
+_POOL = 1 << 22
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -66,7 +68,9 @@ def measure(command: Sequence[str | Path], cwd: Path) -> Cost:
             text = status.read_text()
         except OSError:
             continue
-        peak = max(peak, *(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon")), 0)
+        peak = max(
+            peak, *(int(line.split()[1]) for line in text.splitlines() if line.startswith("RssAnon")), 0
+        )
         time.sleep(0.004)
     errors = process.stderr.read().decode() if process.stderr else ""
     if code:
@@ -75,24 +79,35 @@ def measure(command: Sequence[str | Path], cwd: Path) -> Cost:
 
 
 def make_llama(folder: Path, *, layers: int, seed: int, base: int | None = None, width: int = 768) -> Path:
-    """Write a bfloat16 Llama of random weights (0.25 GB with 14 layers); with `base`, that seed's and noise."""
+    """Write a bfloat16 Llama of random weights (0.25 GB with 11 layers); with `base`, that seed's and noise."""
     inner, words = 2048, 32000
-    shapes = {"model.embed_tokens.weight": (words, width), "lm_head.weight": (words, width), "model.norm.weight": (width,)}
+    shapes = {
+        "model.embed_tokens.weight": (words, width),
+        "lm_head.weight": (words, width),
+        "model.norm.weight": (width,),
+    }
     for layer in range(layers):
         start = f"model.layers.{layer}."
         for name in "qkvo":
             shapes[f"{start}self_attn.{name}_proj.weight"] = (width, width)
         shapes |= {f"{start}mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
         shapes[f"{start}mlp.down_proj.weight"] = (width, inner)
-        shapes |= {f"{start}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {
+            f"{start}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")
+        }
 
-    def values(name: str, place: int, shape: tuple[int, ...]) -> np.ndarray:
-        found = np.random.default_rng([base if base is not None else seed, place]).standard_normal(shape, np.float32)
-        found *= np.float32(0.02)
-        if base is not None:
-            noise = np.random.default_rng([seed, place, 1]).standard_normal(shape, np.float32)
-            found += noise * np.float32(0.002)
-        return found
+    values = (
+        np.random.default_rng(base if base is not None else seed).standard_normal(_POOL, np.float32) * 0.02
+    )
+    noise = np.random.default_rng([seed, 1]).standard_normal(_POOL, np.float32) * 0.002
+
+    def produce(place: int, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+        """Yield the tensor in parts from a pool of numbers, each tensor from another place of it."""
+        left, start = int(np.prod(shape)), place * 7919 % _POOL
+        while left:
+            stop = min(start + left, _POOL)
+            yield values[start:stop] + noise[start:stop] if base is not None else values[start:stop]
+            left, start = left - (stop - start), 0
 
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -109,7 +124,7 @@ def make_llama(folder: Path, *, layers: int, seed: int, base: int | None = None,
         "torch_dtype": "bfloat16",
     }
     plans = [
-        TensorPlan(name, shape, "bfloat16", lambda n=name, p=place, s=shape: values(n, p, s))
+        TensorPlan(name, shape, "bfloat16", functools.partial(produce, place, shape))
         for place, (name, shape) in enumerate(shapes.items())
     ]
     return write_checkpoint(folder, plans, config=config, force=True, sync=False)

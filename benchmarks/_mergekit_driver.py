@@ -15,7 +15,9 @@ def main() -> None:
     out = Path(sys.argv[1])
     for path in map(Path, sys.argv[2:]):
         config = MergeConfiguration.model_validate(yaml.safe_load(path.read_text()))
-        options = MergeOptions(lora_merge_cache=str(out / "lora-cache"), quiet=True, random_seed=0, write_model_card=False)
+        options = MergeOptions(
+            lora_merge_cache=str(out / "lora-cache"), quiet=True, random_seed=0, write_model_card=False
+        )
         try:
             run_merge(config, str(out / path.stem), options)
         except Exception:

@@ -50,10 +50,12 @@ def collect(
         matching: the pairs of sites; None to match the two models here.
         inputs: raw inputs (texts, images, arrays), each model's own preprocessing makes its batches of them.
         align: how tokens correspond; see `tokens.align_tokens`.
-        tokens_per_input: at most so many tokens of each input, drawn with `seed` and the input's number, the same for
-            every site; None for all. Moments cost more than the forward passes when every token counts.
+        tokens_per_input: at most so many tokens of each input, drawn with `seed` and the input's number, the
+            same for every site; None for all. Moments cost more than the forward passes when every token
+            counts.
         seed: of the draw.
-        skip_first: leave out first tokens, whose states are outliers in causal models; None for "if one is causal".
+        skip_first: leave out first tokens, whose states are outliers in causal models; None for "if one is
+            causal".
         parts: `ab` (the cross moment), `aa`, `bb`.
         sides: `input`, `output`.
         kinds: kinds of sites.
@@ -67,8 +69,8 @@ def collect(
         save_every: batches between two saved states.
         progress: called with the number of inputs done.
 
-    Sites that share a tensor (q, k and v; a norm's output and what reads it) share its Moments. NaN and Inf are
-    errors with the site's name. Memory does not depend on the number of inputs.
+    Sites that share a tensor (q, k and v; a norm's output and what reads it) share its Moments. NaN and Inf
+    are errors with the site's name. Memory does not depend on the number of inputs.
     """
     models = load_model(source), load_model(target)
     matching = match_sites(*models) if matching is None else matching

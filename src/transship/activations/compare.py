@@ -18,7 +18,8 @@ from transship.activations.step import Batches, Lane, StepOptions, StepRows, Str
 from transship.activations.tokens import Align
 from transship.geometry import CkaAccumulator, Moments
 
-# Wider spaces than this want more rows than a quick look has, and their factorisations take longer than the models.
+# Wider spaces than this want more rows than a quick look has, and their factorisations take longer than the
+# models.
 WIDEST = 1024
 
 
@@ -284,7 +285,8 @@ def _agreement(moments: Moments) -> float:
     if min(cross.shape) <= WIDEST:
         nuclear = float(torch.linalg.svdvals(cross).sum())
     else:
-        # the smaller Gram matrix loses singular values below 1e-8 of the largest, which no sum of them notices
+        # the smaller Gram matrix loses singular values below 1e-8 of the largest, which no sum of them
+        # notices
         gram = cross @ cross.T if cross.shape[0] <= cross.shape[1] else cross.T @ cross
         nuclear = float(torch.linalg.eigvalsh(gram).clamp_min(0.0).sqrt().sum())
     return min(1.0, nuclear / scale)

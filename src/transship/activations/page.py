@@ -7,7 +7,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from transship.activations.compare import Comparison, Residual, StackComparison
-from transship.report import Column, KeyFigure, KeyFigures, Page, Provenance, Section, Table, Text, figures
+from transship.report import (
+    Block,
+    Column,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Provenance,
+    Section,
+    Table,
+    Text,
+    figures,
+)
 
 
 def comparison_page(comparison: Comparison, provenance: Provenance | None = None) -> Page:
@@ -88,7 +99,7 @@ def _residual_section(comparison: Comparison) -> Section:
         "How much of a space's variance the best rotation and scale of its partner leaves unexplained, "
         "about the means: 0 % for a rotated twin, 100 % for unrelated spaces."
     )
-    blocks: list[Text | Table | figures.Figure] = [text]
+    blocks: list[Block] = [text]
     by_role = _by_role([*comparison.layers, *comparison.sites])
     if by_role:
         numbered = sorted({block for series in by_role.values() for block in series})

@@ -1,4 +1,5 @@
-"""THESEUS on small vision transformers: a fine-tune moved to a wider, narrower, equal, deeper or finer-grained one.
+"""THESEUS on small vision transformers: a fine-tune moved to a wider, narrower, equal, deeper or
+finer-grained one.
 
 Tables 1 and 3–8 and Figure 2 of the paper, at a size that two cores train in minutes.
 """
@@ -255,7 +256,9 @@ class _Bench:
                 )
 
     def _controls(self) -> Iterator[Measurement]:
-        """What a transport must be held against: training on pseudo-labels, and a ridge head on true labels."""
+        """What a transport must be held against: training on pseudo-labels, and a ridge head on true
+        labels.
+        """
         import torch
 
         from transship.suites.small_vision import Pictures, fine_tune
@@ -337,9 +340,9 @@ _COLUMNS = (
 )
 _BOUND_ROWS = ("target zero-shot", "source fine-tuned", "target fine-tuned")
 _SETTING = (
-    "the paper moves fine-tunes between CLIP ViT-B/16 and ViT-B/16+ on eight image sets; we move them between ViTs of "
-    "widths 64 and 96 pre-trained on MNIST and Fashion-MNIST, on eight shifts of these inputs. Shares of the gain "
-    "are of the source's fine-tune over the untouched target"
+    "the paper moves fine-tunes between CLIP ViT-B/16 and ViT-B/16+ on eight image sets; we move them between "
+    "ViTs of widths 64 and 96 pre-trained on MNIST and Fashion-MNIST, on eight shifts of these inputs. Shares of "
+    "the gain are of the source's fine-tune over the untouched target"
 )
 
 
@@ -352,9 +355,10 @@ def _table(title: str, part: str, methods: tuple[str, ...], **extra: Any) -> Tab
 suite = Suite(
     title="THESEUS between small vision transformers of different widths",
     summary=(
-        "Two vision transformers (widths 64 and 96, four blocks, 28×28 pixels in 7×7 patches) are pre-trained apart "
-        "on MNIST and Fashion-MNIST, one is fine-tuned on a shifted task with its head frozen, and the update is moved "
-        "to the other without training. Strengths are chosen on 400 labelled validation images of the training data."
+        "Two vision transformers (widths 64 and 96, four blocks, 28×28 pixels in 7×7 patches) are pre-trained "
+        "apart on MNIST and Fashion-MNIST, one is fine-tuned on a shifted task with its head frozen, and the "
+        "update is moved to the other without training. Strengths are chosen on 400 labelled validation images "
+        "of the training data."
     ),
     paper=Paper(
         "Transporting Task Vectors across Different Architectures without Training",
@@ -467,7 +471,7 @@ suite = Suite(
                 ("random-aligned", "share of the source's gain"): 0.6,
                 ("pad", "share of the source's gain"): -0.8,
             },
-            paper_source="Table 1, mean gain over the gain of θ_A fine-tune; random and padded at their own B",
+            paper_source="Table 1, mean gain over that of θ_A fine-tune; random at B = 5, padded without data",
             setting=_SETTING,
         ),
         Table(

@@ -14,7 +14,9 @@ def logistic_probe(
     test_labels: Any,
     strengths: tuple[float, ...] = (0.1, 1.0, 10.0),
 ) -> float:
-    """Return the test accuracy of a logistic regression; its strength is chosen by four folds of the training rows."""
+    """Return the test accuracy of a logistic regression; its strength is chosen by four folds of the training
+    rows.
+    """
     import numpy as np
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import cross_val_score

@@ -60,11 +60,32 @@ def load_texts(task: str, most_test: int = 2000) -> Texts:
 
 def operations_phrases() -> list[str]:
     """Return short phrases as operators of services write them."""
-    subjects = ("the api gateway", "a kafka consumer", "the primary database", "one kubernetes node", "the load balancer",
-                "our redis cache", "the ingress controller", "a cron job", "the payment service", "the dns resolver")  # fmt: skip
-    events = ("is returning 502 errors", "ran out of memory and was killed", "shows high p99 latency", "failed its health check",
-              "was rolled back after the deploy", "hit its connection limit", "is lagging behind", "needs a restart",
-              "lost its leader election", "filled the disk with logs", "had its certificate expire", "is being throttled")  # fmt: skip
+    subjects = (
+        "the api gateway",
+        "a kafka consumer",
+        "the primary database",
+        "one kubernetes node",
+        "the load balancer",
+        "our redis cache",
+        "the ingress controller",
+        "a cron job",
+        "the payment service",
+        "the dns resolver",
+    )
+    events = (
+        "is returning 502 errors",
+        "ran out of memory and was killed",
+        "shows high p99 latency",
+        "failed its health check",
+        "was rolled back after the deploy",
+        "hit its connection limit",
+        "is lagging behind",
+        "needs a restart",
+        "lost its leader election",
+        "filled the disk with logs",
+        "had its certificate expire",
+        "is being throttled",
+    )
     return [f"{subject} {event}" for subject in subjects for event in events]
 
 

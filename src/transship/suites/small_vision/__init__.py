@@ -1,4 +1,6 @@
-"""Small vision transformers on MNIST and Fashion-MNIST, and tasks that shift their inputs: what vision suites share."""
+"""Small vision transformers on MNIST and Fashion-MNIST, and tasks that shift their inputs: what vision suites
+share.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ HEAD_WIDTH = 16
 
 @dataclass(frozen=True)
 class Network:
-    """The shape of a network: ViT with pre-norm blocks, MLP ratio 2, a class token and a head of twenty classes."""
+    """The shape of a network: ViT with pre-norm blocks, MLP ratio 2, a class token and a head of twenty
+    classes.
+    """
 
     width: int = 64
     blocks: int = 4
