@@ -366,13 +366,15 @@ def test_a_two_tower_model_runs_the_towers_that_have_inputs(tiny: Tiny, pictures
     for model in (a, b):
         model.custom = words
     texts = collect(a, b, None, [[3, 4, 5, 2], [6, 7, 8, 2]])
-    assert texts.has("text.0.mlp.in", "input") and not texts.has("vision.0.mlp.in", "input")
+    assert texts.has("text.0.mlp.in", "input")
+    assert not texts.has("vision.0.mlp.in", "input")
     with pytest.raises(MatchError, match="does not run on these inputs"):
         texts.input("vision.0.mlp.in")
     for model in (a, b):
         model.custom = None
     images = collect(a, b, None, pictures(16))
-    assert images.has("vision.1.attention.out", "output") and not images.has("text.0.mlp.in", "input")
+    assert images.has("vision.1.attention.out", "output")
+    assert not images.has("text.0.mlp.in", "input")
 
 
 def plain_encoder(seed: int, width: int, first: bool = True) -> nn.TransformerEncoder:

@@ -95,7 +95,8 @@ def test_real_sentences_are_near_what_they_mean(minilm: Path):
 def test_features_stream_and_refuse_what_they_cannot_do(tiny: Tiny, sentences: list[list[int]]):
     model = tiny("bert")
     (window,) = iter_features(model, iter(sentences))
-    assert window.shape == (12, 16) and window.dtype == np.float32
+    assert window.shape == (12, 16)
+    assert window.dtype == np.float32
     with pytest.raises(DataError, match="no inputs"):
         features(model, [])
     with pytest.raises(OptionError, match="no pooling 'sum'"):

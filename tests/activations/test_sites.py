@@ -101,7 +101,7 @@ def test_tied_weights_name_the_first_holder(tiny: Callable[..., LoadedModel]):
 
 @pytest.mark.parametrize("family", ["gpt2", "neox", "bloom", "phi3", "falcon"])
 def test_a_fused_output_splits_into_what_the_attention_uses(family: str, tiny: Callable[..., LoadedModel]):
-    """The value part through the out projection is the attention's output for one token, which attends to itself."""
+    """One token attends to itself: what enters the out projection is the value part, repeated over heads."""
     model = tiny(family)
     site = {site.role: site for site in model.sites if site.block == 0}
     parameters = dict(model.model.named_parameters(remove_duplicate=False))

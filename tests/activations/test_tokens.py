@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ grids = st.tuples(st.integers(1, 6), st.integers(1, 6))
 def cut(text_length: int, cuts: list[int]) -> list[tuple[int, int]]:
     """Tokens of a text of so many characters, cut at the given places."""
     edges = sorted({0, text_length, *(place % text_length for place in cuts)})
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def layout(
@@ -110,7 +111,7 @@ def test_overlaps_sum_to_one_reach_every_plain_token_and_never_padding(
     found = align_tokens(a, b, tokens_of(a), tokens_of(b), how="offsets")
     matrix = found.source.dense(a.size * tokens_of(a))
     torch.testing.assert_close(matrix.sum(1), torch.ones(found.source.rows, dtype=torch.float64))
-    # the same characters on both sides: every real target token has a row, and every real source token a weight
+    # the same characters on both sides: every real target token has a row, every source token a weight
     assert sorted(found.target.indices.tolist()) == np.flatnonzero(b.mask).tolist()
     assert (matrix.sum(0) > 0).nonzero().flatten().tolist() == np.flatnonzero(a.mask).tolist()
 
@@ -234,8 +235,10 @@ def test_wordpiece_and_byte_pairs_of_real_tokenizers_align_by_characters(models_
     aligned = align_tokens(a, b, tokens_of(a), tokens_of(b))
     matrix = aligned.source.dense(tokens_of(a))
     torch.testing.assert_close(matrix.sum(1), torch.ones(len(matrix), dtype=torch.float64))
-    assert a.offsets is not None and b.offsets is not None
-    assert matrix[0, 0] == 1.0 and matrix[-1, -1] == 1.0
+    assert a.offsets is not None
+    assert b.offsets is not None
+    assert matrix[0, 0] == 1.0
+    assert matrix[-1, -1] == 1.0
     for row, token in zip(matrix[1:-1], aligned.target.indices[1:-1].tolist(), strict=True):
         start, end = b.offsets[0, token]
         for source in row.nonzero().flatten().tolist():
@@ -247,8 +250,10 @@ def test_a_loaded_models_batch_knows_its_tokens(minilm: Path):
     model = load_model(minilm)
     batch = model.preprocess(["a dog barks", "hi"])
     layout_of = batch.layout("text")
-    assert layout_of.mask is not None and layout_of.mask.sum(1).tolist() == [
+    assert layout_of.mask is not None
+    assert layout_of.mask.sum(1).tolist() == [
         6,
         3,
-    ]  # [CLS] a dog bark ##s [SEP]
-    assert layout_of.offsets is not None and layout_of.offsets[0, 2].tolist() == [2, 5]
+    ]
+    assert layout_of.offsets is not None
+    assert layout_of.offsets[0, 2].tolist() == [2, 5]

@@ -220,10 +220,12 @@ def test_divergence_equals_three_solutions_of_pot_with_one_epsilon(dtype, agreem
 )
 def test_divergence_is_not_negative_and_zero_at_equality(seed, n, m, cost):
     x, y = points(n, 3, [seed, 0]).detach(), points(m, 3, [seed, 1]).detach()
-    options = {"cost": cost, "epsilon": 0.2, "iterations": 3000, "tolerance": 1e-12}
-    assert float(sinkhorn_divergence(x, y, **options).value) >= -1e-9
+    options = {"cost": cost, "epsilon": 0.3, "iterations": 1000, "tolerance": 1e-12}
+    assert float(sinkhorn_divergence(x, y, **options).value) >= -1e-6  # what 1000 iterations may leave
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    assert float(sinkhorn_divergence(x, x[order], **options).value) == pytest.approx(0.0, abs=1e-9)
+    same = sinkhorn_divergence(x, x[order], **options)
+    assert float(same.value) == pytest.approx(0.0, abs=1e-9)
+    assert same.cross.iterations <= 3  # the self terms already hold its potentials
 
 
 def test_divergence_is_symmetric_and_warm_starts():

@@ -16,8 +16,8 @@ from transship.activations.step import Batches, StepOptions
 from transship.activations.tokens import Align
 from transship.errors import DataError, OptionError
 
-# Tokens per input: with every token, Moments of two base-sized encoders cost twice their forward passes.
-DEFAULT_TOKENS = 6
+# Tokens per input: with every token, Moments of two base-sized encoders cost more than twice their forward passes.
+DEFAULT_TOKENS = 4
 
 
 def collect(

@@ -71,7 +71,7 @@ class CollectedMoments:
         """Return the Moments of one side of a pair.
 
         Where they were kept per source block (`blend=False`), the blocks' are summed with the pair's weights;
-        with `normalise` each is first scaled to ‖ab‖ = 1, so that a block with large activations does not own the sum.
+        with `normalise` each is first scaled to ‖ab‖ = 1, so that no block owns the sum.
         """
         entry = self.entries.get((_name(pair), side))
         if entry is None:
@@ -98,7 +98,7 @@ class CollectedMoments:
         return made
 
     def shared(self) -> dict[Entry, list[tuple[str, Side]]]:
-        """Return every distinct entry with the pairs' sides that share it, so that a map is fitted once for each."""
+        """Return every distinct entry with the sides that share it: a map is fitted once for each."""
         groups: dict[Entry, list[tuple[str, Side]]] = {}
         for key, entry in self.entries.items():
             groups.setdefault(entry, []).append(key)

@@ -1,4 +1,4 @@
-"""How alike two models are inside: CKA of every pair of layers, and how well a rotation carries one into the other."""
+"""How alike two models are inside: CKA of every pair of layers, and what rotations leave."""
 
 import math
 import time
@@ -226,7 +226,7 @@ class _Layers:
 
 
 def _layers(model: LoadedModel, stack: str) -> tuple[list[Stream], tuple[str, ...]]:
-    """Return the streams of a stack's hidden states and their names: what enters block 0, what leaves each block."""
+    """Return the streams of a stack's hidden states, with names: what enters block 0, what leaves each."""
     blocks = sorted(
         (site for site in model.sites if site.kind == "block" and site.stack == stack),
         key=lambda site: site.block or 0,

@@ -1,9 +1,10 @@
 """What is known about model families: tables only, read by `sites`.
 
-Most of a transformer is found from its shape: a block is the innermost numbered module that holds both an attention
-and an MLP, a Linear has an in and an out width, a norm is a module of that name with a gain. What cannot be seen
-is what a Linear is *for*; that is in its name, and the names that libraries use are few. Patterns are regular
-expressions searched in the module's path relative to its block; the first that fits wins.
+Most of a transformer is found from its shape: a block is the innermost numbered module that holds both an
+attention and an MLP, a Linear has an in and an out width, a norm is a module of that name with a gain. What
+cannot be seen is what a Linear is *for*; that is in its name, and the names that libraries use are few.
+Patterns are regular expressions searched in the module's path relative to its block; the first that fits
+wins.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ CROSS_ATTENTION = (
 )
 ATTENTION = r"(attention|attn|self_attn|SelfAttention|self_attention|selfattention)(\.|$)"
 
-# Roles of linear maps in a block, outside of fused ones. Attention ones are tried on paths in an attention only.
+# Roles of linear maps in a block, outside of fused ones. Attention ones are tried on paths in an attention
+# only.
 ATTENTION_ROLES: tuple[tuple[str, str], ...] = (
     (r"(^|[._])(q|query|wq|to_q|q_(proj|lin|linear))$", "query"),
     (r"(^|[._])(k|key|wk|to_k|k_(proj|lin|linear))$", "key"),
@@ -106,14 +108,15 @@ STACK_PARTNERS: dict[str, tuple[str, ...]] = {
 class Fusion:
     """How one stored weight holds several linear maps along its output axis.
 
-    The axis is `groups` runs of equal length; in each run the parts lie one after another. `[q; k; v]` is one run;
-    a layout interleaved per head has one run per head. Counts and lengths are names, resolved from the model's
-    config by `sites`: `heads` (query heads), `kv_heads`, `heads_per_kv`, `head` (width of a head), `rest` (an equal
-    share of what is there).
+    The axis is `groups` runs of equal length; in each run the parts lie one after another. `[q; k; v]` is one
+    run; a layout interleaved per head has one run per head. Counts and lengths are names, resolved from the
+    model's config by `sites`: `heads` (query heads), `kv_heads`, `heads_per_kv`, `head` (width of a head),
+    `rest` (an equal share of what is there).
 
     Attributes:
         pattern: searched in the module's path relative to its block.
-        parts: (role, length in a run) in the stored order; a role starting with "attention." keeps the cross prefix.
+        parts: (role, length in a run) in the stored order; a role starting with "attention." keeps the cross
+            prefix.
         groups: how many runs.
         model_types: the config's model types that it holds for; empty for all.
         when: config fields that must have these values.

@@ -34,10 +34,10 @@ def features(
     Args:
         model: a LoadedModel, or what `load_model` takes.
         inputs: texts, images or arrays.
-        pooling: `mean` over tokens that are no padding, `cls` the first token, `last` the last one, `max`, or `none`
-            where the model gives one vector itself. By default what the sentence encoder's own files say; else a
-            two-tower model's projection, the last token of a causal model, the class token of a vision model that has
-            one, and the mean otherwise.
+        pooling: `mean` over tokens that are no padding, `cls` the first token, `last` the last one, `max`, or
+            `none` where the model gives one vector itself. By default what the sentence encoder's own files
+            say; else a two-tower model's projection, the last token of a causal model, the class token of a
+            vision model that has one, and the mean otherwise.
         normalise: scale to unit length; by default what the sentence encoder's own files say, else no.
         batch_size: inputs per forward pass.
     """
@@ -79,7 +79,7 @@ def iter_features(
 
 
 def sentence_encoder_settings(folder: Path | None) -> tuple[Pooling | None, bool]:
-    """Return (pooling, normalise) from the files of a sentence encoder; (None, False) where there are none."""
+    """Return (pooling, normalise) from the files of a sentence encoder; (None, False) without any."""
     if folder is None or not (folder / "modules.json").is_file():
         return None, False
     modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))

@@ -207,7 +207,7 @@ class Finder:
         return 0
 
     def _block_sites(self, found: Sequence[Site]) -> Iterator[Site]:
-        """The residual stream at every block; its width is what the block's first map reads, its last one writes."""
+        """The residual stream at every block, as wide as what the first map reads and the last one writes."""
         for path, (group, number) in self.blocks.items():
             inside = [site for site in found if site.path.startswith(path + ".") and site.kind == "linear"]
             if inside:
@@ -332,7 +332,7 @@ def _tied(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _distinct(found: Sequence[Site]) -> list[Site]:
-    """Make names unique: where two sites of a block have one role (experts, stages), the path tells them apart."""
+    """Make names unique: where sites of a block have one role (experts, stages), the path tells."""
     counts = Counter(site.name for site in found)
     return [
         site if counts[site.name] == 1 else replace(site, role=f"{site.role}:{site.path}") for site in found

@@ -15,10 +15,12 @@ class TokenLayout:
 
     Attributes:
         size: inputs in the batch.
-        mask: True for tokens that are no padding; None when there is no padding (and the length is not known yet).
+        mask: True for tokens that are no padding; None when there is no padding (and the length is not known
+            yet).
         special: True for CLS, SEP, BOS and their like.
         offsets: first and last character (exclusive) of every token in its input text.
-        grids: (height, width) of the patch grids, finest first; tokens beyond the grid come first and are special.
+        grids: (height, width) of the patch grids, finest first; tokens beyond the grid come first and are
+            special.
         causal: a token's state has read the tokens before it only.
     """
 
@@ -71,7 +73,7 @@ class RowOperator:
     def apply(
         self, flat: Float[Tensor, "tokens width"], out: Float[Tensor, "rows width"] | None = None
     ) -> Float[Tensor, "rows width"]:
-        """Return the made rows, copied (into `out`, where it is given and has their dtype); in float32 at least."""
+        """Return the made rows, copied (into `out` if it has their dtype); in float32 at least."""
         if flat.dtype not in (torch.float32, torch.float64):
             # half precision: convert what is used, not all tokens, where rows are only picked
             if self.starts is None:

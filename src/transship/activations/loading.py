@@ -107,10 +107,11 @@ def _load_weights(
             else "give the complete model, with the config that belongs to it",
         )
     unexpected = tuple(sorted(report["unexpected_keys"]))
+    title = type(model).__name__
     foreign = [key for key in unexpected if not _belongs_to_a_head(key, model, config, head)]
     if foreign:
         raise CheckpointError(
-            f"the file holds '{foreign[0]}'{_others(len(foreign))}, for which {type(model).__name__} has no place",
+            f"the file holds '{foreign[0]}'{_others(len(foreign))}, for which {title} has no place",
             where=name,
             fix="check that config.json belongs to these weights",
         )
@@ -118,7 +119,7 @@ def _load_weights(
 
 
 def _belongs_to_a_head(key: str, model: nn.Module, config: Any, head: bool) -> bool:
-    """Return whether a tensor that the bare model has no place for is of the task head that was not asked for."""
+    """Return whether a tensor without a place in the bare model is of the head that was not asked for."""
     if key.endswith(("position_ids", "masked_bias", "inv_freq", "attn.bias")):
         return True  # buffers that older files carry
     top = key.split(".")[0]
@@ -149,7 +150,8 @@ def _preprocessors(path: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
                 tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
         if has is None or has & {"preprocessor_config.json", "processor_config.json"}:
             with contextlib.suppress(OSError, ValueError, KeyError):
-                processor = transformers.AutoImageProcessor.from_pretrained(path, **options)
+                images: Any = transformers.AutoImageProcessor  # untyped
+                processor = images.from_pretrained(path, **options)
     if tokenizer is not None:
         tokenizer.padding_side = "right"
         if tokenizer.pad_token is None:
@@ -159,7 +161,7 @@ def _preprocessors(path: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _max_length(config: Any, tokenizer: Any, folder: Path | None) -> int:
-    """Return how many tokens an input may have: the least of what tokenizer, model and sentence encoder say."""
+    """Return how many tokens an input may have: the least that tokenizer, model or sentence encoder say."""
     text = getattr(config, "text_config", None) or config
     limits = [getattr(tokenizer, "model_max_length", None)]
     positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
@@ -218,8 +220,9 @@ def _sentences(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' reports: what matters of them is raised here."""
-    from transformers.utils import logging
+    from transformers import utils
 
+    logging: Any = utils.logging  # untyped
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -16,7 +16,8 @@ Depth = Literal["interpolate", "nearest", "skip"]
 class SitePair:
     """A target site and the source sites that stand for it, with weights that sum to 1.
 
-    One source site where depths are equal; two neighbours where the target's block falls between two of the source's.
+    One source site where depths are equal; two neighbours where the target's block falls between two of the
+    source's.
     """
 
     target: Site
@@ -92,7 +93,7 @@ def match_sites(
         source: a model (LoadedModel, nn.Module) or its sites.
         target: likewise.
         depth: what to do with stacks of other depth. `interpolate`: target block j of L_B stands at
-            p = j (L_A − 1)/(L_B − 1) between source blocks ⌊p⌋ and ⌈p⌉ with weights (1 − f, f); `nearest`: the
+            p = j (L_A − 1)/(L_B − 1) between source blocks ⌊p⌋ and ⌈p⌉, weights (1 − f, f); `nearest`: the
             closer one (the earlier of two); `skip`: block j with block j, and those beyond have no partner.
         stacks: source stack → target stack, instead of by name (`text` stands for `encoder` and so on).
     """
@@ -144,7 +145,7 @@ def match_sites(
 def block_weights(
     block: int, source: int, target: int, *, depth: Depth = "interpolate"
 ) -> list[tuple[int, float]]:
-    """Return the source blocks that stand for target block `block`, with weights that sum to 1; [] for none."""
+    """Return the source blocks that stand for target block `block`, weights summing to 1; [] for none."""
     if source < 1 or (depth == "skip" and block >= source):
         return []
     if source == target or depth == "skip":
@@ -186,7 +187,7 @@ def _pair_stacks(
                 raise OptionError(
                     f"there is no stack '{here}' in the source or '{there}' in the target",
                     where="stacks",
-                    fix=f"the source has {', '.join(source) or 'none'}, the target {', '.join(target) or 'none'}",
+                    fix=f"the source has {', '.join(source)}, the target {', '.join(target)}",
                 )
         return {there: here for here, there in given.items()}
     paired = {name: name for name in target if name in source}

@@ -93,7 +93,7 @@ class LoadedModel:
         return self.image_processor is not None or image_size(self.config) is not None
 
     def preprocess(self, inputs: Sequence[Any]) -> Batch:
-        """Return the batch for raw inputs: texts, images (PIL or arrays), or (image, text) pairs for two towers."""
+        """Return the batch for raw inputs: texts, images (PIL or arrays), or (image, text) pairs."""
         if not len(inputs):
             raise DataError("a batch without inputs", where=self.name, fix="give at least one input")
         if self.custom is not None:
@@ -112,10 +112,10 @@ class LoadedModel:
         return self._as_batch(stack_arrays(inputs), len(inputs))
 
     def run(self, batch: Batch) -> Any:
-        """Return the model's output for a batch; towers of a two-tower model that have no input do not run."""
+        """Return the model's output for a batch; a tower of two that has no input does not run."""
         positional = [batch.inputs[""]] if "" in batch.inputs else []
         named = {name: value for name, value in batch.inputs.items() if name}
-        forward: Callable[..., Any] = self.model
+        forward: Any = self.model
         if hasattr(self.model, "get_text_features") and hasattr(self.model, "get_image_features"):
             if "pixel_values" not in named:
                 forward = self.model.get_text_features
@@ -167,8 +167,9 @@ class LoadedModel:
     def _with_decoder(self, inputs: Mapping[str, Any], layout: TokenLayout) -> Batch:
         """Let the decoder read the same text, shifted right by its start token.
 
-        Decoder position t has read tokens before t, so it is laid out as token t − 1; position 0 is special. It reads
-        as many tokens as the encoder, so an input's last one (in T5 the end mark) is not read, whatever its padding.
+        Decoder position t has read tokens before t, so it is laid out as token t − 1; position 0 is special.
+        It reads as many tokens as the encoder, so an input's last one (in T5 the end mark) is not read,
+        whatever its padding.
         """
         start = getattr(self.config, "decoder_start_token_id", None)
         start = start if start is not None else getattr(self.config, "pad_token_id", 0) or 0
@@ -231,7 +232,7 @@ class LoadedModel:
         return Batch({"pixel_values": pixels}, {"vision": TokenLayout(len(images), grids=grids)}, len(images))
 
     def _pixels(self, images: Sequence[Any]) -> Tensor:
-        """Return [inputs, channels, height, width]; arrays that already have the model's shape pass unchanged."""
+        """Return [inputs, channels, height, width]; arrays of the model's own shape pass unchanged."""
         vision = getattr(self.config, "vision_config", None) or self.config
         channels = getattr(vision, "num_channels", 3)
         ready = [np.asarray(image) for image in images if isinstance(image, np.ndarray | Tensor)]
@@ -264,8 +265,8 @@ def load_model(
     """Open a model to run.
 
     Args:
-        reference: a folder, a hub id `owner/name[@revision]`, an open Checkpoint, an nn.Module, or a LoadedModel
-            (returned as it is).
+        reference: a folder, a hub id `owner/name[@revision]`, an open Checkpoint, an nn.Module, or a
+            LoadedModel (returned as it is).
         device: where it runs.
         dtype: of its weights: a torch dtype, its name, or "auto" for that of the file; float32 by default.
         head: with the task head that the checkpoint has; otherwise the encoder (or decoder) alone.
@@ -273,8 +274,8 @@ def load_model(
         preprocess: for an nn.Module: raw inputs → a Batch, the forward's keyword arguments, or one tensor.
         name: how errors and reports call it.
 
-    A weight that the module has and the checkpoint does not is an error, never a random number; a pooler that is
-    not in the file is left out of the module.
+    A weight that the module has and the checkpoint does not is an error, never a random number; a pooler that
+    is not in the file is left out of the module.
     """
     if isinstance(reference, LoadedModel):
         return reference

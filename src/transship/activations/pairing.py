@@ -14,7 +14,8 @@ from transship.errors import MatchError
 Align = Literal["auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"]
 ALIGNMENTS: tuple[Align, ...] = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls")
 
-# Shrinking a grid by more than this, plain bilinear weights would skip source tokens: widen the triangle instead.
+# Shrinking a grid by more than this, plain bilinear weights would skip source tokens: widen the triangle
+# instead.
 ANTIALIAS_FROM = 1.5
 
 
@@ -37,7 +38,7 @@ def resample_weights(source: int, target: int) -> Float[np.ndarray, "target sour
 
 @lru_cache(maxsize=256)
 def grid_weights(source: tuple[int, int], target: tuple[int, int]) -> Float[np.ndarray, "target source"]:
-    """Return the 2-D bilinear matrix from the patches of one grid to those of another, both in reading order."""
+    """Return the 2-D bilinear matrix from one grid's patches to another's, both in reading order."""
     return np.kron(resample_weights(source[0], target[0]), resample_weights(source[1], target[1]))
 
 
@@ -221,7 +222,7 @@ def _specials(layout: TokenLayout) -> Bool[np.ndarray, "inputs tokens"]:
 
 
 def same_tokens(source: TokenLayout, target: TokenLayout) -> bool:
-    """Return whether both cut the texts alike: same mask, specials and offsets (offsets known on both sides)."""
+    """Return whether both cut the texts alike: same mask, specials and offsets."""
     if source.mask is None or target.mask is None or not np.array_equal(source.mask, target.mask):
         return False
     if not np.array_equal(_specials(source) & source.mask, _specials(target) & target.mask):

@@ -18,7 +18,8 @@ from transship.geometry import Moments
 
 KINDS = ("linear", "norm", "block")
 SIDES: tuple[Side, ...] = ("input", "output")
-# Rows wait for a product until they fill this many bytes: long products are efficient, and the float64 sums rare.
+# Rows wait for a product until they fill this many bytes: long products are efficient, and the float64 sums
+# rare.
 BUFFER_BYTES = 512 * 2**20
 MOST_BUFFERED_ROWS = 2048
 
@@ -77,11 +78,10 @@ class Plan:
         for pair, side in wanted:
             self._place(pair, side)
         if not self.groups:
-            reasons = sorted({skipped.reason for skipped in self.skipped}) or [
-                "no pair is of the wanted kinds"
-            ]
+            skipped: tuple[Skipped, ...] = self.skipped
+            reason = skipped[0].reason if skipped else "no pair is of the wanted kinds"
             raise MatchError(
-                f"nothing can be collected: {reasons[0]}",
+                f"nothing can be collected: {reason}",
                 where="collect",
                 fix="check the matching and the inputs",
             )
@@ -115,7 +115,7 @@ class Plan:
             else [[(stream, columns, lane, 1.0)] for stream, columns, lane, _ in described]
         )
         weights = [1.0] if self.blend else [weight for *_, weight in described]
-        members = []
+        members: list[tuple[Any, float]] = []
         for sources_of_group, weight in zip(together, weights, strict=True):
             key = (tuple(sources_of_group), here, part)
             name = f"{pair.name}.{side}" if len(together) == 1 else f"{pair.name}.{side}:{len(members)}"
@@ -135,8 +135,9 @@ class Plan:
                 return f"{there.skipped[stream.tap]} (source)"
             if target.tap in here.skipped:
                 return f"{here.skipped[target.tap]} (target)"
-            if there.seen[stream.tap].calls != here.seen[target.tap].calls:
-                return f"runs {there.seen[stream.tap].calls} times in the source and {here.seen[target.tap].calls} in the target"
+            calls = there.seen[stream.tap].calls, here.seen[target.tap].calls
+            if calls[0] != calls[1]:
+                return f"runs {calls[0]} times in the source and {calls[1]} in the target"
         seen = {(there.seen[stream.tap].width, there.seen[stream.tap].tokens) for stream, _, _ in sources}
         if self.blend and len(seen) > 1:
             return "stands between two source blocks of different shapes, which do not mix"

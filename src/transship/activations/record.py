@@ -47,8 +47,8 @@ def view_of(site: Site, side: Side) -> View:
 def sides_of(site: Site) -> tuple[Side, ...]:
     """Return the sides of a site whose Moments mean something.
 
-    A norm's or scale's input is the residual stream or another site's output. The rows of an embedding and the
-    pixels under a convolution are no space; the classes of a head are no space to rotate.
+    A norm's or scale's input is the residual stream or another site's output. The rows of an embedding and
+    the pixels under a convolution are no space; the classes of a head are no space to rotate.
     """
     if site.role in PER_HEAD_ROLES or site.kind == "parameter":
         return ()
@@ -80,7 +80,8 @@ def watching(model: nn.Module, taps: Collection[Tap], watcher: Watcher) -> Itera
             if not isinstance(module, nn.MultiheadAttention):
                 continue
             if any(other == path or other.startswith(f"{path}.") for other in places):
-                module.forward = _unfolded(module, path, places.get(path, set()), watcher)  # type: ignore[method-assign]
+                unfolded = _unfolded(module, path, places.get(path, set()), watcher)
+                module.forward = unfolded  # type: ignore[method-assign]
                 replaced.append(module)
         yield
     finally:
@@ -123,12 +124,15 @@ def _first_tensor(made: Any) -> Tensor | None:
 def _unfolded(
     module: nn.MultiheadAttention, path: str, places: Collection[str], watcher: Watcher
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Return nn.MultiheadAttention's forward in steps, so that its inner tensors can be seen and its out_proj is called.
+    """Return nn.MultiheadAttention's forward in steps, so that its inner tensors can be seen and its out_proj
+    is called.
 
-    Same result as the original for masks in either form; learned extra keys and zero attention are not unfolded.
+    Same result as the original for masks in either form; learned extra keys and zero attention are not
+    unfolded.
     """
     if module.bias_k is not None or module.add_zero_attn:
-        return type(module).forward.__get__(module)
+        own: Callable[..., tuple[Tensor, Tensor | None]] = module.forward
+        return own
 
     def show(place: str, tensor: Tensor) -> Tensor:
         if place in places:
@@ -154,7 +158,7 @@ def _unfolded(
         for name, tensor, (weight, bias) in zip(_PROJECTIONS, inputs, _projections(module), strict=True):
             made = show(f"{name}.output", functional.linear(show(f"{name}.input", tensor), weight, bias))
             made = made if module.batch_first else made.transpose(0, 1)
-            projected.append(made.unflatten(-1, (module.num_heads, module.head_dim)).transpose(1, 2))
+            projected.append(made.reshape(*made.shape[:2], module.num_heads, module.head_dim).transpose(1, 2))
         bias_mask = _additive_mask(attn_mask, key_padding_mask, projected[0])
         weights = None
         if need_weights:
@@ -165,7 +169,7 @@ def _unfolded(
         else:
             dropout = module.dropout if module.training else 0.0
             mixed = functional.scaled_dot_product_attention(
-                *projected, attn_mask=bias_mask, dropout_p=dropout
+                projected[0], projected[1], projected[2], attn_mask=bias_mask, dropout_p=dropout
             )
         joined = mixed.transpose(1, 2).flatten(2)
         made = module.out_proj(joined if module.batch_first else joined.transpose(0, 1).contiguous())
@@ -198,7 +202,7 @@ def _additive_mask(attn_mask: Tensor | None, padding: Tensor | None, like: Tenso
     made = None
     if attn_mask is not None:
         made = summand(attn_mask)
-        made = made.unflatten(0, like.shape[:2]) if made.dim() == 3 else made
+        made = made.reshape(*like.shape[:2], *made.shape[1:]) if made.dim() == 3 else made
     if padding is not None:
         hidden = summand(padding)[:, None, None, :] if padding.dim() == 2 else summand(padding)
         made = hidden if made is None else made + hidden

@@ -51,13 +51,14 @@ class Site:
 
     Attributes:
         path: the module's path in the model.
-        role: what it does: `attention.query`, `mlp.in`, `norm.final`, `embedding.token`, `head`, …; the relative
-            module name where no role is known.
+        role: what it does: `attention.query`, `mlp.in`, `norm.final`, `embedding.token`, `head`, …; the
+            relative module name where no role is known.
         block: number of its block in the stack, or None outside of blocks.
         stack: `text`, `vision`, `encoder` or `decoder`; empty where the model has no such thing.
-        kind: linear, norm, scale, embedding, conv, parameter (a tensor without a module) or block (the residual stream
-            that enters and leaves a block: no weight of its own).
-        in_width: width of what enters; for an embedding the number of its rows, for a convolution channels × kernel.
+        kind: linear, norm, scale, embedding, conv, parameter (a tensor without a module) or block (the
+            residual stream that enters and leaves a block: no weight of its own).
+        in_width: width of what enters; for an embedding the number of its rows, for a convolution channels ×
+            kernel.
         out_width: width of what leaves.
         weight: name of the weight among the model's parameters.
         bias: name of the bias.
@@ -92,8 +93,8 @@ class Site:
 def find_sites(model: Any, config: Any = None) -> list[Site]:
     """Return the sites of `model` (a LoadedModel or any nn.Module) in the order of its module tree.
 
-    A model without recognised blocks works by module names: the role is the path, or, in a list of equal modules,
-    the path within the element, whose number is the block.
+    A model without recognised blocks works by module names: the role is the path, or, in a list of equal
+    modules, the path within the element, whose number is the block.
     """
     from transship.activations.finding import Finder
 
@@ -103,7 +104,8 @@ def find_sites(model: Any, config: Any = None) -> list[Site]:
 
 
 def read_weight(site: Site, weight: Weight) -> Weight:
-    """Return the site's (out, in) matrix of a stored weight, fused or transposed as it may be; a view where possible.
+    """Return the site's (out, in) matrix of a stored weight, fused or transposed as it may be; a view where
+    possible.
 
     Works on numpy arrays and Tensors. A convolution's kernel is flattened into the in axis.
     """

@@ -18,7 +18,7 @@ from transship.geometry import load_moments, save_moments
 
 @dataclass
 class Progress:
-    """How far the work is, with a digest of the inputs read, so that a resumed run is held to the same ones."""
+    """How far the work is, with a digest of the inputs read, which a resumed run is held to."""
 
     batches: int = 0
     inputs: int = 0
@@ -52,7 +52,7 @@ class Progress:
 
 
 class SavedState:
-    """Saved states in a folder: each complete in a subfolder of its own, renamed into place; the newest counts."""
+    """Saved states in a folder: each whole in a folder of its own, renamed into place; the newest counts."""
 
     def __init__(self, folder: Path, kept: MomentKeeper, about: dict[str, Any], every: int) -> None:
         if every < 1:

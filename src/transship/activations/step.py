@@ -1,4 +1,4 @@
-"""Two models in step: the same inputs through both, and the rows of chosen tensors, aligned token by token."""
+"""Two models in step: the same inputs through both, and the rows of chosen tensors, token by token."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class StepRows:
-    """Rows of one batch: per tap and lane [rows, width], row i of every tensor of a lane from the same token."""
+    """Rows of one batch: per tap and lane [rows, width], row i of a lane from the same token."""
 
     source: dict[tuple[Tap, Lane], Float[Tensor, "rows width"]]
     target: dict[tuple[Tap, Lane], Float[Tensor, "rows width"]]
@@ -105,7 +105,7 @@ class Side:
         self.windows = _windowed_blocks(loaded)
 
     def explore(self, item: Any) -> None:
-        """Run one input and keep what every tensor is: its tokens, its width, and which taps see the same one."""
+        """Run one input and keep what every tensor is: tokens, width, and which taps see the same one."""
         batch = self.loaded.preprocess([item])
         caught: dict[Tap, list[tuple[Tensor, int]]] = {}
         # tensors are kept alive until all are compared, so that no address is used twice
@@ -143,7 +143,7 @@ class Side:
                 ) from error
 
     def flatten(self, tap: Tap, tensor: Tensor, batch: Batch) -> tuple[Tensor, int, Tensor | None] | None:
-        """Return ([inputs · tokens, width], tokens, where each token lies) of a tensor, or None where it has no such form."""
+        """Return ([inputs · tokens, width], tokens, where each token lies), or None without rows."""
         size = batch.size
         if tensor.dim() == 4:  # channels over an image
             if tensor.shape[0] != size:
@@ -172,7 +172,8 @@ class Side:
 class Stepper:
     """Runs two models over the same batches and returns aligned rows.
 
-    A lane is made for every pair of streams that is wanted together; its alignment is computed once per batch.
+    A lane is made for every pair of streams that is wanted together; its alignment is computed once per
+    batch.
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class Stepper:
         return taps
 
     def step(self, items: Numbered, buffers: "RowBuffers | None" = None) -> StepRows:
-        """Run one batch through both models and return its rows, written into `buffers` where they are given."""
+        """Run one batch through both models and return its rows, written into `buffers` if given."""
         inputs, numbers = [item for _, item in items], [number for number, _ in items]
         batches = self.source.loaded.preprocess(inputs), self.target.loaded.preprocess(inputs)
         aligned = {lane: self._align(lane, batches, numbers) for lane in dict.fromkeys(self.lanes.values())}

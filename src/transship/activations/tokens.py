@@ -1,8 +1,8 @@
 """Which token of one model stands for which of another: computed once per batch, applied to every site.
 
-An alignment names, for a batch, the rows that both models contribute. Either side is a `RowOperator`: rows picked
-(one index each) or mixed (a few indices with weights that sum to one) from the model's flat activations
-[inputs · tokens, width]. Padding is in no row.
+An alignment names, for a batch, the rows that both models contribute. Either side is a `RowOperator`: rows
+picked (one index each) or mixed (a few indices with weights that sum to one) from the model's flat
+activations [inputs · tokens, width]. Padding is in no row.
 """
 
 from collections.abc import Sequence
@@ -60,9 +60,10 @@ def align_tokens(
         target: the target model's tokens.
         source_length: tokens per input in the source's activations.
         target_length: tokens per input in the target's.
-        how: `same` position by position; `offsets` overlap-weighted mean of the source's tokens per target token;
-            `ends` tokens that end at the same character; `grid` bilinear over patches; `linear` along the whole
-            sequence; `mean` and `cls` one row per input; `auto` by what the layouts know (see `choose_alignment`).
+        how: `same` position by position; `offsets` overlap-weighted mean of the source's tokens per target
+            token; `ends` tokens that end at the same character; `grid` bilinear over patches; `linear` along
+            the whole sequence; `mean` and `cls` one row per input; `auto` by what the layouts know (see
+            `choose_alignment`).
         tokens_per_input: keep at most so many rows per input, drawn with `seed` and the input's number.
         seed: the user's seed.
         numbers: the inputs' numbers in the whole data; 0, 1, … by default.
@@ -84,8 +85,9 @@ def choose_alignment(
 ) -> Align:
     """Return the alignment that the layouts allow, best first.
 
-    One token each, or the same text cut the same way: `same`. Patch grids: `grid`. Other texts: `ends` between two
-    causal models, `offsets` otherwise. Without knowledge of the tokens: `same` for equal lengths, else `linear`.
+    One token each, or the same text cut the same way: `same`. Patch grids: `grid`. Other texts: `ends`
+    between two causal models, `offsets` otherwise. Without knowledge of the tokens: `same` for equal lengths,
+    else `linear`.
     """
     if source_length == target_length == 1:
         return "same"
@@ -113,14 +115,15 @@ def draw_rows(
     starts = np.searchsorted(inputs, np.arange(len(numbers) + 1))
     for position in np.flatnonzero(np.diff(starts) > most):
         start, stop = starts[position], starts[position + 1]
-        generator = np.random.default_rng(derive_seed(seed, "tokens", int(numbers[position])))
+        generator = np.random.default_rng(derive_seed(seed, "tokens", int(numbers[int(position)])))
         keep[start:stop] = False
         keep[start + generator.permutation(stop - start)[:most]] = True
     return keep
 
 
 def window_places(size: int, grid: tuple[int, int], window: int, shift: int) -> Int[Tensor, " tokens"]:
-    """Return where token (input, y, x) lies in activations cut into shifted windows [inputs · windows, window², width].
+    """Return where token (input, y, x) lies in activations cut into shifted windows [inputs · windows,
+    window², width].
 
     The grid is padded to whole windows and rolled by −shift before it is cut, as Swin does.
     """
