@@ -69,7 +69,16 @@ def main(folder: Path) -> None:
         print(f"{name}: {blocks} blocks of width {width}, {share:.1%} of the test digits right")
     page = folder / "compare.html"
     transship(
-        ["compare", str(folder / "narrow"), str(folder / "wide"), "--data", "digits", "--report", str(page), "--force"]
+        [
+            "compare",
+            str(folder / "narrow"),
+            str(folder / "wide"),
+            "--data",
+            "digits",
+            "--report",
+            str(page),
+            "--force",
+        ]
     )
 
 

@@ -40,7 +40,7 @@ def commands_page() -> str:
 
 def methods_page() -> str:
     """Return the page of all methods."""
-    parts = ["# Methods\n\nWhat `transship methods` lists: each method is one file, its parameters are its fields.\n"]
+    parts = ["# Methods\n\nWhat `transship methods` lists: one file each, whose fields are the parameters.\n"]
     for verb in registry.VERBS:
         cards = registry.describe_all([verb])
         if cards:
@@ -50,8 +50,13 @@ def methods_page() -> str:
             if card.paper:
                 parts.append(f"*{card.paper}*\n")
             if card.parameters:
-                rows = [f"| `{p.name}` | {_cell(p.type)} | `{p.default}` | {_cell(p.help)} |" for p in card.parameters]
-                parts.append("\n".join(["| parameter | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n")
+                rows = [
+                    f"| `{p.name}` | {_cell(p.type)} | `{p.default}` | {_cell(p.help)} |"
+                    for p in card.parameters
+                ]
+                parts.append(
+                    "\n".join(["| parameter | type | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+                )
     return "\n".join(parts)
 
 
