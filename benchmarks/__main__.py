@@ -1,6 +1,6 @@
-"""Run the benchmarks: `python -m benchmarks [NAME…]`, or `--peers` for those that need a peer's own environment.
+"""Run the benchmarks: `python -m benchmarks [NAME…]`, or `--peers` for those that check agreement with peers.
 
-Each file has `run() -> list[dict]`; a row has a name, our figure, the peer's, their ratio and what is needed of it.
+Each file has `run() -> list[dict]`: rows of a name, our figure, the peer's, their ratio and what is needed.
 """
 
 from __future__ import annotations

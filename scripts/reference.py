@@ -1,7 +1,7 @@
 """Write the reference pages from the program itself: `python scripts/reference.py docs/reference`.
 
-`commands.md` is every command's own `--help`, `methods.md` the table of methods, `suites.md` the table of suites;
-a test fails while the pages in `docs/reference` differ from what this script writes.
+`commands.md` is every command's own `--help`, `methods.md` the table of methods; a test fails while
+`docs/reference` differs from what this script writes.
 """
 
 from __future__ import annotations

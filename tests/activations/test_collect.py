@@ -455,6 +455,10 @@ def test_a_killed_collection_continues_to_the_same_result(
         collect(a, b, None, [[*ids, 5] for ids in sentences], folder=tmp_path / "state", **options)
     with pytest.raises(OptionError, match="another collection"):
         collect(a, b, None, sentences, folder=tmp_path / "state", **{**options, "tokens_per_input": 2})
+    with torch.no_grad():
+        b.model.transformer.layer[1].ffn.lin2.bias += 0.01
+    with pytest.raises(OptionError, match="another collection"):  # the weights have changed
+        collect(a, b, None, sentences, folder=tmp_path / "state", **options)
 
 
 def test_collected_moments_are_saved_and_loaded(tiny: Tiny, sentences: list[list[int]], tmp_path: Path):

@@ -217,3 +217,15 @@ def test_figures_are_described_and_buttons_have_names(desktop: Any):
         assert len(label) > 10
     names = desktop.locator("button").evaluate_all("all => all.map(b => b.ariaLabel || b.textContent.trim())")
     assert all(names)
+
+
+def test_numbers_that_would_overlap_on_a_phone_are_left_to_the_colours(browser: Any, tmp_path: Path):
+    grid = [[row * column / 120 for column in range(13)] for row in range(7)]
+    titles = {"row_title": "source", "column_title": "target", "value_title": "CKA"}
+    heat = figures.heat_map(grid, rows=[*"abcdefg"], columns=[*"abcdefghijklm"], **titles)
+    file = Page("wide", sections=[Section("one", [heat])]).write(tmp_path / "wide.html")
+    for width, written in ((1280, 7 * 13), (390, 0)):
+        page = visit(browser, file, width, "light").page
+        assert page.locator(".plot .scatterlayer text").count() == written
+        assert page.locator(".plot .colorbar").count() == 1
+        page.context.close()

@@ -11,12 +11,12 @@ from transship.activations.match import Matching, match_sites
 from transship.activations.models import load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side
-from transship.activations.state import Progress, SavedState
+from transship.activations.state import Progress, SavedState, signature
 from transship.activations.step import Batches, StepOptions
 from transship.activations.tokens import Align
 from transship.errors import DataError, OptionError
 
-# Tokens per input: with every token, Moments of two base-sized encoders cost more than twice their forward passes.
+# Tokens per input: with every token, Moments of two base-sized encoders cost more than their forward passes.
 DEFAULT_TOKENS = 4
 
 
@@ -87,7 +87,10 @@ def collect(
         "first_number": first_number,
         **asdict(options),
     }
-    state = None if folder is None else SavedState(Path(folder), kept, about, save_every)
+    state = None
+    if folder is not None:
+        weights = [signature(model.model) for model in models]
+        state = SavedState(Path(folder), kept, {**about, "weights": weights}, save_every)
     done = state.resume() if state is not None else Progress()
     batches = Batches(chain([first], stream), batch_size, models[1].length, first_number)
     for number, items in enumerate(batches):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from transship.activations.plan import MomentKeeper
 from transship.errors import OptionError
@@ -103,6 +104,16 @@ class SavedState:
         made.rename(place)
         for old in (*older, *self.folder.glob("state-*.part")):
             shutil.rmtree(old, ignore_errors=True)
+
+
+def signature(model: nn.Module) -> str:
+    """Return a digest of some numbers of every weight: enough to tell a fine-tune from its base."""
+    made = hashlib.blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // 64)][:64].double().cpu()
+        made.update(name.encode() + np.asarray(some).tobytes())
+    return made.hexdigest()
 
 
 def _bytes(item: Any) -> bytes:

@@ -67,8 +67,8 @@ class Seen:
 class StepRows:
     """Rows of one batch: per tap and lane [rows, width], row i of a lane from the same token."""
 
-    source: dict[tuple[Tap, Lane], Float[Tensor, "rows width"]]
-    target: dict[tuple[Tap, Lane], Float[Tensor, "rows width"]]
+    source: dict[tuple[Tap, Lane], Float[Tensor, "_ _"]]
+    target: dict[tuple[Tap, Lane], Float[Tensor, "_ _"]]
     rows: dict[Lane, int]
     inputs: int
 

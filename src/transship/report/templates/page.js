@@ -81,8 +81,12 @@
     const colours = palette();
     const narrow = plot.clientWidth < 400;
     const { data, layout } = coloured(spec, colours, "");
-    for (const trace of data) { // a colour bar would cost a phone a fifth of its width: the numbers must do
-      if (narrow && trace.type === "heatmap") trace.showscale = false;
+    for (const trace of data.filter(({ type }) => type === "heatmap")) {
+      // numbers that would run into each other say nothing: the colours and the folded table must do
+      if ((plot.clientWidth - (narrow ? 110 : 190)) / trace.z[0].length < 30) delete trace.text;
+      // a colour bar at the side would cost a phone a fifth of its width
+      if (narrow && trace.text) trace.showscale = false;
+      else if (narrow) trace.colorbar = { ...trace.colorbar, orientation: "h", y: 1.02, yanchor: "bottom", thickness: 10 };
     }
     data.push(...data.filter((trace) => trace.type === "heatmap" && trace.text).map(cellTexts));
     const style = getComputedStyle(plot);
