@@ -79,7 +79,7 @@ def measure(command: Sequence[str | Path], cwd: Path) -> Cost:
 
 
 def make_llama(folder: Path, *, layers: int, seed: int, base: int | None = None, width: int = 768) -> Path:
-    """Write a bfloat16 Llama of random weights (0.25 GB with 11 layers); with `base`, that seed's and noise."""
+    """Write a bfloat16 Llama of random weights (11 layers: 0.25 GB); with `base`, that seed's and noise."""
     inner, words = 2048, 32000
     shapes = {
         "model.embed_tokens.weight": (words, width),

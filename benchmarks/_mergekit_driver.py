@@ -1,4 +1,7 @@
-"""Runs recipes with mergekit, in mergekit's own environment: `python _mergekit_driver.py OUT RECIPE…`, cwd = models."""
+"""Runs recipes with mergekit, in mergekit's own environment, from the folder of the models.
+
+`python _mergekit_driver.py OUT RECIPE…`
+"""
 
 import sys
 import traceback

@@ -12,12 +12,28 @@ __version__ = "0.1.0.dev0"
 
 # public name → the module that defines it; `data`, `report` and other rooms are modules themselves
 _HOMES: dict[str, str] = {
+    "Adapter": "transship.checkpoints",
+    "Affine": "transship.verbs.translate",
+    "CCA": "transship.verbs.translate",
     "Checkpoint": "transship.checkpoints",
-    "Update": "transship.checkpoints",
+    "InverseRelativeProjection": "transship.verbs.translate",
+    "KernelRidge": "transship.verbs.translate",
+    "LazyIndex": "transship.verbs.translate",
+    "Linear": "transship.verbs.translate",
     "Moments": "transship.geometry",
+    "Procrustes": "transship.verbs.translate",
+    "RelativeRepresentation": "transship.verbs.translate",
+    "Ridge": "transship.verbs.translate",
+    "Stitch": "transship.verbs.translate",
     "TransshipError": "transship.errors",
+    "Update": "transship.checkpoints",
     "compare": "transship.activations",
+    "load_map": "transship.verbs.translate",
+    "merge": "transship.verbs.merge.run",
     "open": "transship.checkpoints",
+    "transport": "transship.verbs.transport",
+    "write_adapter": "transship.checkpoints",
+    "write_checkpoint": "transship.checkpoints",
 }
 _ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "report", "suites")
 

@@ -16,6 +16,9 @@ from transship.errors import TransshipError
 
 # command → its module; the function in it is called `command`
 COMMANDS = {
+    "transport": "transship.cli.transport",
+    "merge": "transship.cli.merge",
+    "translate": "transship.cli.translate",
     "inspect": "transship.cli.inspect",
     "compare": "transship.cli.compare",
     "methods": "transship.cli.methods",

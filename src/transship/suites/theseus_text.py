@@ -109,7 +109,8 @@ class _Bench:
     def _work(self) -> Any:
         from transship.data import wrap
         from transship.verbs.transport.participants import Opening
-        from transship.verbs.transport.run import Settings, Work
+        from transship.verbs.transport.settings import Settings
+        from transship.verbs.transport.work import Work
 
         data = wrap(
             self.texts.train,
@@ -150,7 +151,7 @@ class _Bench:
         # the fine-tuned head on features turned into the source's space: Table 9
         theirs = predict(self._pooled_tuned(), self.inputs)
         turn = procrustes(Moments.of(known.double(), theirs.double()), centre=True, scale=True)
-        outputs = self.tuned.model.head(turn.apply(test.double()).float())
+        outputs = self.tuned.model.get_submodule("head")(turn.apply(test.double()).float())
         metrics["reused head"] = accuracy(outputs.argmax(1).numpy(), labels)
         return metrics
 
@@ -158,7 +159,7 @@ class _Bench:
         from transship.suites.small_text import Pooled
         from transship.suites.small_text.encoders import wrapped
 
-        return wrapped(self.source, Pooled(self.tuned.model.encoder))
+        return wrapped(self.source, Pooled(self.tuned.model.get_submodule("encoder")))
 
     def _frozen_control(self) -> dict[str, float]:
         """A ridge probe of the frozen source's features carried to the target: what carry owes to the
@@ -190,7 +191,7 @@ def _loaded_classifier(base: LoadedModel, arrays: Mapping[str, Any], classes: in
     from transship.suites.small_text import Classifier
     from transship.suites.small_text.encoders import wrapped
 
-    module = Classifier(copy.deepcopy(base.model.encoder), base.config.hidden_size, classes)
+    module = Classifier(copy.deepcopy(base.model.get_submodule("encoder")), base.config.hidden_size, classes)
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     return wrapped(base, module)
 
@@ -203,8 +204,9 @@ def _published(target: str, context: Context) -> Iterator[Measurement]:
     from transship.suites.small_text import load_encoder, load_texts, operations_phrases, predict
     from transship.verbs.transport.judge import _similarity_agreement
     from transship.verbs.transport.participants import Opening
-    from transship.verbs.transport.run import Settings, Work
+    from transship.verbs.transport.settings import Settings
     from transship.verbs.transport.shifted import shifted
+    from transship.verbs.transport.work import Work
 
     source, tuned, model = load_encoder(SOURCE), load_encoder(PUBLISHED), load_encoder(target)
     phrases = operations_phrases()
@@ -259,8 +261,8 @@ suite = Suite(
     summary=(
         "MiniLM-L6 is fine-tuned on a task and the update is moved to encoders of other depth, width, "
         "vocabulary and pre-training. Measured on frozen features: a logistic probe with few labels, a head "
-        "carried from the fine-tuned source on 1,000 unlabelled inputs, and the source's head itself through a "
-        "rotation of features. bge-small is a relative of MiniLM-L6 (near copies of its blocks) and no "
+        "carried from the fine-tuned source on 1,000 unlabelled inputs, and the source's head itself through "
+        "a rotation of features. bge-small is a relative of MiniLM-L6 (near copies of its blocks) and no "
         "cross-model result."
     ),
     paper=Paper(

@@ -2,10 +2,12 @@
 
 from transship.verbs.transport.judge import Choice
 from transship.verbs.transport.kinship import Kinship, kinship
-from transship.verbs.transport.mover import LayerReport, Left, Moved
+from transship.verbs.transport.moved import LayerReport, Left, Moved
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.roles import PAPER, Roles
-from transship.verbs.transport.run import Settings, Work, transport
+from transship.verbs.transport.run import transport
+from transship.verbs.transport.settings import Settings
+from transship.verbs.transport.work import Work
 
 __all__ = [
     "PAPER",

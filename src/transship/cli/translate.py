@@ -1,0 +1,381 @@
+"""`transship translate`: vectors of an old encoder in the space of a new one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from transship.cli.options import compute_options, output_options, print_json
+
+if TYPE_CHECKING:
+    from transship.verbs.translate.moving import Moved
+    from transship.verbs.translate.run import Fitted
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group("translate")
+def command() -> None:
+    """Change the embedding model without embedding everything again.
+
+    A store of vectors is a Parquet file or folder, a .npy file, FOLDER/TABLE.lance, a .faiss index, or
+    qdrant:LOCATION#COLLECTION.
+    """
+
+
+def column_options(function: Command) -> Command:
+    """Add `--id-column` and `--vector-column`."""
+    function = click.option("--vector-column", help="The column or named vector, where its name is unusual.")(
+        function
+    )
+    return click.option("--id-column", help="The column of the ids, where its name is unusual.")(function)
+
+
+@command.command(
+    "fit", epilog="Example: transship translate fit old.parquet new.parquet map --report page.html"
+)
+@click.argument("old")
+@click.argument("new")
+@click.argument("map_folder", metavar="MAP", type=click.Path(path_type=Path))
+@click.option("--method", default="auto", show_default=True, help="How to map; auto compares and chooses.")
+@click.option(
+    "-o", "--option", "options", nargs=2, multiple=True, metavar="NAME VALUE", help="A method's field."
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["index", "query"]),
+    default="index",
+    show_default=True,
+    help="index: old rows into the new space; query: new queries into the old index.",
+)
+@click.option("--pairs", "most", type=click.IntRange(50), help="Use at most this many pairs, drawn by seed.")
+@click.option(
+    "--held-out", default=0.1, show_default=True, type=click.FloatRange(0.01, 0.9), help="Share set aside."
+)
+@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="Neighbours that count.")
+@click.option(
+    "--gate", default=0.25, show_default=True, help="Least forecast recall; below it no map is written."
+)
+@click.option(
+    "--restore/--no-restore", default=None, help="Restore variance; by default where it costs nothing."
+)
+@click.option("--source-model", default="", help="Name of the old model, kept in the map.")
+@click.option("--target-model", default="", help="Name of the new model, kept in the map.")
+@click.option(
+    "--texts/--no-texts", default=None, help="Whether the texts are still at hand (for the advice)."
+)
+@click.option(
+    "--old-encoder/--no-old-encoder", default=None, help="Whether the old model still runs (likewise)."
+)
+@click.option("--relevance", help="Judgements: a Parquet table of query_id, doc_id, score.")
+@click.option("--queries", help="Query vectors of the new model, for --relevance.")
+@click.option("--old-queries", help="Query vectors of the old model, for --relevance.")
+@column_options
+@output_options
+@compute_options
+def fit(
+    old: str,
+    new: str,
+    map_folder: Path,
+    options: tuple[tuple[str, str], ...],
+    direction: Any,
+    relevance: str | None,
+    queries: str | None,
+    old_queries: str | None,
+    id_column: str | None,
+    vector_column: str | None,
+    as_json: bool,
+    report: Path | None,
+    device: str,
+    dtype: str | None,
+    memory: str | None,
+    **settings: Any,
+) -> None:
+    """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
+    from transship.errors import OptionError
+    from transship.verbs.translate import run
+    from transship.verbs.translate.stores import Columns
+
+    if relevance is not None and queries is None:
+        raise OptionError(
+            "needs the queries' vectors", where="--relevance", fix="add --queries (and --old-queries)"
+        )
+    fitted = run.fit(
+        old,
+        new,
+        map_folder,
+        columns=Columns(id_column, vector_column),
+        direction=direction,
+        options=dict(options),
+        relevance=(relevance, queries, old_queries) if relevance and queries else None,
+        curve=report is not None,
+        watch=lambda text: click.echo(text, err=True),
+        **settings,
+    )
+    if report is not None:
+        from transship.verbs.translate.page import fit_page
+
+        fit_page(fitted, " ".join(["transship", *sys.argv[1:]])).write(report, force=settings["force"])
+    if as_json:
+        print_json(run.summary(fitted))
+    else:
+        _print_fit(fitted)
+
+
+@command.command("check", epilog="Example: transship translate check map old.parquet new.parquet")
+@click.argument("map_folder", metavar="MAP", type=click.Path(path_type=Path))
+@click.argument("old")
+@click.argument("new")
+@click.option("--pairs", "most", type=click.IntRange(50), help="Use at most this many pairs, drawn by seed.")
+@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="Neighbours that count.")
+@click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@column_options
+def check(
+    map_folder: Path,
+    old: str,
+    new: str,
+    most: int | None,
+    k: int,
+    seed: int,
+    as_json: bool,
+    id_column: str | None,
+    vector_column: str | None,
+) -> None:
+    """Measure MAP again, on other pairs of OLD and NEW."""
+    from transship.verbs.translate import run
+    from transship.verbs.translate.stores import Columns
+
+    quality, old_alone, count = run.check(
+        map_folder, old, new, columns=Columns(id_column, vector_column), most=most, k=k, seed=seed
+    )
+    if as_json:
+        print_json({**quality.to_dict(), "old_alone": old_alone, "pairs": count})
+        return
+    click.echo(f"on {count:,} pairs, document to document:")
+    click.echo(f"  recall@{quality.k}  {quality.recall:.3f}   (old index alone {old_alone:.3f})")
+    click.echo(f"  own row found  {quality.twin_recall:.3f}")
+    click.echo(f"  cosine  {quality.cosine:.3f}")
+
+
+@command.command("plan", epilog="Example: transship translate plan map vectors.parquet moved.parquet")
+@click.argument("map_folder", metavar="MAP", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@column_options
+def plan(
+    map_folder: Path,
+    source: str,
+    target: str,
+    memory: str | None,
+    as_json: bool,
+    id_column: str | None,
+    vector_column: str | None,
+) -> None:
+    """State rows, bytes, time and memory of applying MAP to IN; nothing is written."""
+    from dataclasses import asdict
+
+    from transship.verbs.translate import load_map
+    from transship.verbs.translate.moving import plan_apply
+    from transship.verbs.translate.stores import Columns
+
+    found = plan_apply(
+        load_map(map_folder), source, columns=Columns(id_column, vector_column), memory=_budget(memory)
+    )
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _print_plan(found, source, target)
+
+
+@command.command("apply", epilog="Example: transship translate apply map vectors.parquet moved.parquet")
+@click.argument("map_folder", metavar="MAP", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN")
+@click.argument("target", metavar="OUT")
+@click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option("--force", is_flag=True, help="Replace what is already there.")
+@column_options
+def apply(
+    map_folder: Path,
+    source: str,
+    target: str,
+    memory: str | None,
+    as_json: bool,
+    force: bool,
+    id_column: str | None,
+    vector_column: str | None,
+) -> None:
+    """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
+    from transship.verbs.translate import load_map, run
+    from transship.verbs.translate.moving import plan_apply
+    from transship.verbs.translate.stores import Columns
+
+    columns, budget = Columns(id_column, vector_column), _budget(memory)
+    saved = load_map(map_folder)
+    if saved.about.get("direction", "index") == "index":
+        _print_plan(plan_apply(saved, source, columns=columns, memory=budget), source, target, err=True)
+    last = _watch(run.apply(map_folder, source, target, columns=columns, memory=budget, force=force), "rows")
+    if as_json:
+        print_json({"rows": last.rows, "map": saved.hash, "out": target})
+    else:
+        click.echo(f"{last.rows:,} rows in {target}, map {saved.hash[:8]}")
+
+
+@command.command(
+    "embed", epilog="Example: transship translate embed --model minilm-l6 texts.parquet vectors.parquet"
+)
+@click.argument("texts")
+@click.argument("target", metavar="OUT")
+@click.option("--model", required=True, help="A folder, a known name or a hub id of an encoder.")
+@click.option("--column", help="The column of the texts, where its name is unusual.")
+@click.option("--id-column", help="The column of the ids, where its name is unusual.")
+@click.option("--prompt", default="", help="Words before every text, as some models want them.")
+@click.option(
+    "--pooling", type=click.Choice(["mean", "cls", "last", "max"]), help="The model's own by default."
+)
+@click.option(
+    "--normalise/--no-normalise", default=None, help="Unit length; what the model's files say by default."
+)
+@click.option(
+    "--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Texts per forward pass."
+)
+@click.option("--device", default="cpu", show_default=True, help="Where the model runs.")
+@click.option("--dtype", default=None, help="The dtype the model runs in.")
+@click.option("--trust-remote-code", is_flag=True, help="Run code that a model's repository carries.")
+@click.option("--force", is_flag=True, help="Replace what is already there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def embed(texts: str, target: str, model: str, as_json: bool, **settings: Any) -> None:
+    """Embed TEXTS with a model into the store OUT, ids kept; a stopped run goes on where it stopped."""
+    from transship.verbs.translate.embed import embed_texts
+
+    last = _watch(embed_texts(model, texts, target, **settings), "texts")
+    if as_json:
+        print_json({"rows": last.rows, "out": target, "model": model})
+    else:
+        click.echo(f"{last.rows:,} texts in {target}, by {model}")
+
+
+@command.command(
+    "anchors", epilog="Example: transship translate anchors old.parquet anchors.parquet --count 2000"
+)
+@click.argument("old")
+@click.argument("target", metavar="OUT")
+@click.option(
+    "--count", default=2000, show_default=True, type=click.IntRange(50), help="How many rows to choose."
+)
+@click.option(
+    "--way",
+    type=click.Choice(["random", "farthest", "kmeans"]),
+    default="random",
+    show_default=True,
+    help="random is as good as any where it was measured.",
+)
+@click.option("--measure", metavar="NEW", help="Vectors of the new model: compare the three ways on them.")
+@click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")
+@click.option("--force", is_flag=True, help="Replace what is already there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@column_options
+def anchors(
+    old: str,
+    target: str,
+    count: int,
+    way: Any,
+    measure: str | None,
+    seed: int,
+    force: bool,
+    as_json: bool,
+    id_column: str | None,
+    vector_column: str | None,
+) -> None:
+    """Choose rows of OLD to embed with the new model, and write their ids into OUT (Parquet)."""
+    from transship.verbs.translate.choosing import choose_anchors
+    from transship.verbs.translate.stores import Columns
+
+    found = choose_anchors(
+        old,
+        target,
+        count=count,
+        way=way,
+        measure=measure,
+        columns=Columns(id_column, vector_column),
+        seed=seed,
+        force=force,
+    )
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{found['count']:,} of {found['rows']:,} ids in {target}, chosen by {way}")
+    for name, recall in found.get("recall", {}).items():
+        click.echo(f"  {name}: held-out recall@10 {recall:.3f}")
+
+
+def _print_fit(fitted: Fitted) -> None:
+    found = fitted.fit
+    click.echo(
+        f"{found.pairs:,} pairs; document to document; recall@{found.chosen.forecast.k} of native neighbours"
+    )
+    click.echo(
+        f"{'method':24}{'forecast':>10}{'held out':>10}{'cosine':>8}{'twin@1':>8}{'nDCG':>8}{'fused':>8}"
+    )
+    for one in found.candidates:
+        name = f"{one.name}{' +variance' if one.restored else ''}"
+        marks = [f"{value:.3f}" if value is not None else "" for value in (one.ndcg, one.fused)]
+        click.echo(
+            f"{name:24}{one.forecast.recall:10.3f}{one.held_out.recall:10.3f}{one.forecast.cosine:8.3f}"
+            f"{one.forecast.twin_recall:8.3f}{marks[0]:>8}{marks[1]:>8}"
+        )
+    old = f"{found.ndcg_old:.3f}" if found.ndcg_old is not None else ""
+    click.echo(f"{'old model alone':24}{found.old_alone:10.3f}{'':10}{'':8}{'':8}{old:>8}")
+    if found.ndcg_native is not None:
+        click.echo(f"{'everything re-embedded':24}{1.0:10.3f}{'':10}{'':8}{'':8}{found.ndcg_native:8.3f}")
+    click.echo(f"chosen: {found.why}")
+    if found.query_side is not None:
+        with_mean, without = found.query_side.with_mean[1], found.query_side.without_mean[1]
+        click.echo(
+            f"query with the old mean {with_mean:.3f}, without {without:.3f} (recall against the new model)"
+        )
+    pairs = ", ".join(f"{before:.2f} → {after:.2f}" for before, after in found.thresholds)
+    click.echo(f"score thresholds, old → new: {pairs}")
+    for line in found.advice:
+        click.echo(f"- {line}")
+    click.echo(f"map {fitted.saved.hash[:8]} in {fitted.saved.path}")
+
+
+def _print_plan(found: Any, source: str, target: str, *, err: bool = False) -> None:
+    from transship.numerics import format_bytes
+
+    narrow, wide = found.widths
+    click.echo(
+        f"{source} → {target}: {found.rows:,} rows, {narrow} → {wide} wide, "
+        f"{format_bytes(found.bytes_in)} read, "
+        f"{format_bytes(found.bytes_out)} written, about {found.seconds:.0f} CPU seconds, "
+        f"{format_bytes(found.memory)} of memory{', unit length' if found.unit else ''}",
+        err=err,
+    )
+
+
+def _budget(memory: str | None) -> Any:
+    from transship.numerics import MemoryBudget, parse_bytes
+
+    return MemoryBudget(parse_bytes(memory)) if memory is not None else None
+
+
+def _watch(steps: Iterable[Moved], what: str) -> Moved:
+    """Follow a run: one moving line with the time left on a terminal, plain lines elsewhere."""
+    from transship.progress import Progress
+
+    last: Moved | None = None
+    progress: Progress | None = None
+    for last in steps:
+        if progress is None:
+            progress, kept = Progress("translate", last.rows, unit=what), last.done
+        progress(last.done, kept=kept)
+    assert last is not None
+    return last

@@ -1,0 +1,145 @@
+"""YAML whose mappings and lists remember their lines, so that a mistake is shown where it stands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from transship.errors import OptionError
+from transship.registry import unknown
+
+
+class Block(dict[str, Any]):
+    """A mapping of a recipe: the file and line it starts on, and the line of each key."""
+
+    def __init__(self, path: str, line: int) -> None:
+        super().__init__()
+        self.path, self.line = path, line
+        self.lines: dict[str, int] = {}
+
+    def where(self, key: str | None = None) -> str:
+        """Return `file:line` of a key, or of the mapping itself."""
+        return f"{self.path}:{self.lines.get(key, self.line) if key else self.line}"
+
+    def error(self, what: str, fix: str, *, key: str | None = None) -> OptionError:
+        """Return the error about one key of this mapping."""
+        return OptionError(what, where=self.where(key), fix=fix)
+
+    def expect(self, allowed: Iterable[str], what: str) -> None:
+        """Refuse keys that nobody reads, and name the nearest one that somebody does."""
+        known = tuple(allowed)
+        for key in self:
+            if key not in known:
+                raise unknown(key, known, kind=f"key in {what}", where=self.where(key))
+
+
+class Items(list[Any]):
+    """A list of a recipe, with the line of each item."""
+
+    def __init__(self, path: str, line: int) -> None:
+        super().__init__()
+        self.path, self.line = path, line
+        self.lines: list[int] = []
+
+
+def read_documents(path: str | Path) -> list[Block]:
+    """Return the mappings of a recipe file: one, or several divided by `---`."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise OptionError(
+            "there is no such recipe", where=str(path), fix="give the path of a YAML file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"the recipe cannot be read ({error})", where=str(path), fix="give a UTF-8 YAML file"
+        ) from None
+    return parse_documents(text, str(path))
+
+
+def parse_documents(text: str, path: str = "recipe") -> list[Block]:
+    """Return the mappings of a recipe's text; `path` is what errors call it."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        nodes = [node for node in yaml.compose_all(text, Loader=loader) if node is not None]
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        problem = error.problem or error.context or "the syntax is wrong"
+        raise OptionError(
+            f"this is no YAML ({problem})", where=f"{path}:{line}", fix="mend the syntax at this line"
+        ) from None
+    except yaml.YAMLError as error:
+        raise OptionError(
+            f"this is no YAML ({str(error).splitlines()[0]})", where=path, fix="give a YAML file"
+        ) from None
+    documents = [_convert(node, path, ()) for node in nodes]
+    for node, document in zip(nodes, documents, strict=True):
+        if not isinstance(document, Block):
+            raise OptionError(
+                "a recipe is a mapping of keys to values",
+                where=f"{path}:{node.start_mark.line + 1}",
+                fix="start with merge_method: and models:",
+            )
+    if not documents:
+        raise OptionError("the recipe is empty", where=path, fix="start with merge_method: and models:")
+    return documents
+
+
+@functools.cache
+def _constructor() -> yaml.SafeLoader:
+    return yaml.SafeLoader("")
+
+
+def _convert(node: yaml.Node, path: str, above: tuple[yaml.Node, ...]) -> Any:
+    line = node.start_mark.line + 1
+    if any(node is other for other in above):
+        raise OptionError(
+            "an alias contains itself", where=f"{path}:{line}", fix="break the loop of & and * marks"
+        )
+    above = (*above, node)
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, above)
+    if isinstance(node, yaml.SequenceNode):
+        items = Items(path, line)
+        for child in node.value:
+            items.append(_convert(child, path, above))
+            items.lines.append(child.start_mark.line + 1)
+        return items
+    try:
+        return _constructor().construct_object(node)
+    except (yaml.YAMLError, ValueError):
+        raise OptionError(
+            f"'{node.value}' cannot be read as {node.tag}",
+            where=f"{path}:{line}",
+            fix="write a plain number, text, true or false",
+        ) from None
+
+
+def _mapping(node: yaml.MappingNode, path: str, above: tuple[yaml.Node, ...]) -> Block:
+    block = Block(path, node.start_mark.line + 1)
+    inherited: list[Block] = []
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+            inherited += [_convert(part, path, above) for part in parts]
+            continue
+        key = str(key_node.value)
+        if key in block:
+            raise OptionError(
+                f"the key '{key}' stands here twice", where=f"{path}:{line}", fix="keep one of the two"
+            )
+        block[key] = _convert(value_node, path, above)
+        block.lines[key] = line
+    for parent in inherited:
+        if not isinstance(parent, Block):
+            raise block.error("<< takes a mapping", "give it an alias of a mapping")
+        for key, value in parent.items():
+            if key not in block:
+                block[key], block.lines[key] = value, parent.lines[key]
+    return block

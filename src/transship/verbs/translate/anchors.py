@@ -1,0 +1,106 @@
+"""Which rows become anchors: farthest points, cluster centres or chance."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.errors import DataError, OptionError
+from transship.numerics import derive_seed
+from transship.verbs.translate.rows import to_tensor, unit
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def farthest_points(distances: Tensor, *, start: int, delta: float = 0.0, most: int | None = None) -> Indices:
+    """Return the indices that greedy farthest point sampling picks from a distance matrix, in order.
+
+    Each step takes the row whose smallest distance to those taken is largest (the lowest index among equals);
+    it stops when that distance is below `delta`, or when `most` are taken. Eq. (4) of Maiorca et al.,
+    "Latent Space Translation via Inverse Relative Projection". Shapes: [anchors, anchors] → [kept].
+    """
+    nearest = distances[start].clone()
+    nearest[start] = -torch.inf
+    taken = [start]
+    most = len(distances) if most is None else min(most, len(distances))
+    while len(taken) < most:
+        farthest = int(nearest.argmax())
+        if nearest[farthest] < delta:
+            break
+        taken.append(farthest)
+        torch.minimum(nearest, distances[farthest], out=nearest)
+        nearest[farthest] = -torch.inf
+    return np.asarray(taken, dtype=np.int64)
+
+
+def angular_distances(rows: Tensor) -> Tensor:
+    """Return 1 − |cos| between all rows: opposite directions are as collinear as equal ones. Eq. (3)."""
+    directions = unit(rows)
+    return 1.0 - (directions @ directions.T).abs()
+
+
+def subspace_indices(
+    distances: Tensor, *, subspaces: int, delta: float, most: int | None, seed: int
+) -> list[Indices]:
+    """Return ω index lists, each from a random start of its own (drawn by seed and number, not by order)."""
+    lists = []
+    for number in range(subspaces):
+        start = np.random.default_rng(derive_seed(seed, "irp start", number)).integers(len(distances))
+        lists.append(farthest_points(distances, start=int(start), delta=delta, most=most))
+    return lists
+
+
+Way = Literal["random", "farthest", "kmeans"]
+
+
+def choose_rows(
+    vectors: Any, count: int, *, way: Way = "random", seed: int = 0, pool: int = 20_000
+) -> Indices:
+    """Return `count` sorted row numbers to embed with the new model, so that a map can be fitted on them.
+
+    random draws evenly; farthest spreads them by the angle to the mean-centred rows; kmeans takes the row
+    nearest to each of `count` centres. The last two look at a random `pool` of rows when there are more.
+    """
+    total = len(vectors)
+    if not 1 <= count <= total:
+        raise DataError(f"{count} anchors of {total} rows", where="--count", fix=f"ask for 1 to {total}")
+    rng = np.random.default_rng(derive_seed(seed, "anchors", way))
+    if way == "random":
+        return np.sort(rng.choice(total, count, replace=False))
+    some = np.sort(rng.choice(total, max(count, min(pool, total)), replace=False))
+    rows = to_tensor(np.asarray(vectors[some], dtype=np.float32))
+    directions = unit(rows - rows.mean(0))
+    if way == "farthest":
+        return np.sort(some[_spread(directions, count, start=int(rng.integers(len(some))))])
+    if way == "kmeans":
+        return np.sort(some[_central(directions.numpy(), count, seed=derive_seed(seed, "kmeans") % 2**32)])
+    raise OptionError(f"there is no way '{way}'", where="--way", fix="choose random, farthest or kmeans")
+
+
+def _spread(directions: Tensor, count: int, start: int) -> Indices:
+    """Farthest points without the full distance matrix: one row of it per pick."""
+    nearest = torch.full((len(directions),), torch.inf)
+    taken = [start]
+    for _ in range(count - 1):
+        torch.minimum(nearest, 1.0 - directions @ directions[taken[-1]], out=nearest)
+        nearest[taken[-1]] = -torch.inf
+        taken.append(int(nearest.argmax()))
+    return np.asarray(taken, dtype=np.int64)
+
+
+def _central(directions: np.ndarray[Any, Any], count: int, seed: int) -> Indices:
+    """The row nearest to each centre; centres whose nearest row is taken give way to the next nearest."""
+    from sklearn.cluster import MiniBatchKMeans
+
+    kmeans = MiniBatchKMeans(count, random_state=seed, n_init=1, batch_size=4096, max_iter=30)
+    centres = kmeans.fit(directions).cluster_centers_
+    free = np.ones(len(directions), dtype=bool)
+    taken = []
+    for centre in centres:
+        order = np.where(free, directions @ centre, -np.inf)
+        taken.append(int(order.argmax()))
+        free[taken[-1]] = False
+    return np.asarray(taken, dtype=np.int64)

@@ -1,0 +1,175 @@
+"""A map at rest: a folder with `map.safetensors` (arrays) and `map.json` (everything else), no pickle.
+
+`map.json` carries the method and its parameters, the hash of the arrays, the models and anchors the map was
+fitted on, and the quality that was measured. A map whose arrays do not match their hash is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transship import __version__
+from transship.checkpoints.atomic import atomic_folder
+from transship.errors import DataError, OutputError
+from transship.registry import build_method
+from transship.verbs.translate.base import Translator
+
+FORMAT, VERSION = "transship.translator", 1
+ARRAYS_FILE, ABOUT_FILE = "map.safetensors", "map.json"
+_TENSOR = "$array"
+
+
+@dataclass(frozen=True)
+class SavedMap:
+    """A translator with what is known about it.
+
+    Attributes:
+        translator: the fitted estimator.
+        about: provenance and quality: `source`, `target` (model names), `anchors`, `quality`, …
+        hash: of method, parameters and arrays; the name that translated rows carry.
+        path: where it was read from.
+    """
+
+    translator: Translator
+    about: Mapping[str, Any] = field(default_factory=dict)
+    hash: str = ""
+    path: str = ""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Widths of source and target."""
+        return int(self.translator.n_features_in_), int(self.translator.n_features_out_)
+
+
+def save_map(
+    translator: Translator, folder: str | Path, about: Mapping[str, Any] | None = None, *, force: bool = False
+) -> SavedMap:
+    """Write `translator` and what is known about it into `folder`, whole or not at all."""
+    from safetensors.numpy import save
+
+    target = Path(folder)
+    if target.exists() and not force:
+        raise OutputError("exists already", where=str(target), fix="choose another name, or pass --force")
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    state = {
+        name: _take(value, name, arrays)
+        for name, value in sorted(vars(translator).items())
+        if name.endswith("_") and not name.startswith("_") and name != "moments_"
+    }
+    data = save({name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())})
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "transship": __version__,
+        "method": translator.map_name,
+        "parameters": translator.get_params(),
+        "state": state,
+        "arrays": hashlib.sha256(data).hexdigest(),
+    }
+    identity = map_hash(document)
+    document |= {"hash": identity, "about": dict(about or {})}
+    with atomic_folder(target, force=force) as beside:
+        (beside / ARRAYS_FILE).write_bytes(data)
+        (beside / ABOUT_FILE).write_text(json.dumps(document, indent=1, allow_nan=False), encoding="utf-8")
+    return SavedMap(translator, dict(about or {}), identity, str(target))
+
+
+def load_map(folder: str | Path) -> SavedMap:
+    """Read what `save_map` wrote; a map cut short or changed is one clear error."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    place = Path(folder)
+    document = _document(place)
+    try:
+        data = (place / ARRAYS_FILE).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"has no readable {ARRAYS_FILE}", where=str(place), fix="fit the map again"
+        ) from error
+    if hashlib.sha256(data).hexdigest() != document.get("arrays") or map_hash(document) != document.get(
+        "hash"
+    ):
+        raise DataError(
+            "the map is cut short or was changed after it was written",
+            where=str(place),
+            fix="fit the map again",
+        )
+    try:
+        arrays = load(data)
+        translator = build_method("translate", str(document["method"]), document["parameters"])
+        for name, value in document["state"].items():
+            setattr(translator, name, _put(value, arrays))
+    except (SafetensorError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"is not a complete map ({type(error).__name__}: {error})",
+            where=str(place),
+            fix="fit the map again",
+        ) from error
+    return SavedMap(translator, document.get("about", {}), str(document["hash"]), str(place))
+
+
+def map_hash(document: Mapping[str, Any]) -> str:
+    """Return the hash of what the map computes: method, parameters, state and arrays, not its provenance."""
+    kept = {
+        name: document.get(name) for name in ("format", "version", "method", "parameters", "state", "arrays")
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _document(place: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((place / ABOUT_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(
+            f"holds no {ABOUT_FILE}",
+            where=str(place),
+            fix="give the folder that `transship translate fit` wrote",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{ABOUT_FILE} is cut short or unreadable", where=str(place), fix="fit the map again"
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise DataError(
+            "is not a translator", where=str(place), fix="give a map of `transship translate fit`"
+        )
+    if not isinstance(document.get("version"), int) or document["version"] > VERSION:
+        raise DataError(
+            f"has version {document.get('version')}, and this transship reads up to {VERSION}",
+            where=str(place),
+            fix="update transship, or fit the map again",
+        )
+    return document
+
+
+def _take(value: Any, path: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """Return `value` as JSON holds it, its arrays put aside under their path."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        arrays[path] = value
+        return {_TENSOR: path}
+    if isinstance(value, Mapping):
+        return {str(key): _take(item, f"{path}.{key}", arrays) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_take(item, f"{path}.{number}", arrays) for number, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _put(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {_TENSOR}:
+            return arrays[value[_TENSOR]]
+        return {key: _put(item, arrays) for key, item in value.items()}
+    return [_put(item, arrays) for item in value] if isinstance(value, list) else value

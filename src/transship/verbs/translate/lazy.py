@@ -1,0 +1,287 @@
+"""Lazy migration: search the old index as it is, rescore a few candidates, move them as they are used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from transship.errors import DataError, OptionError
+from transship.verbs.translate.artifact import SavedMap, load_map
+from transship.verbs.translate.base import Translator
+from transship.verbs.translate.quality import fuse, unit_rows
+from transship.verbs.translate.searching import OldIndex, open_index
+
+Array = np.ndarray[Any, Any]
+Embed = Callable[[Sequence[str]], Array]
+Rescore = Literal["auto", "translate", "embed", "none"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result: its id, its score in the new space, and how that score came about."""
+
+    id: Any
+    score: float
+    by: Literal["native", "translated", "old"]
+
+
+class Texts(Protocol):
+    """Gives the texts of ids: a mapping, or anything with `__getitem__`."""
+
+    def __getitem__(self, identity: Any) -> str:
+        """Return the text of one id."""
+
+
+class LazyIndex:
+    """An index of an old model that answers queries of a new one, and moves over as it is used.
+
+    A query finds candidates in the untouched old index: through the old encoder's own query vector where it
+    still runs, else through the query map (new → old). The candidates are then scored in the new space: by
+    vectors of the new model where they are known, by embedding their texts and keeping the result
+    (`embed`, `texts`), or by their translated vectors. Native and translated rows stand in one ranking;
+    translated scores are calibrated so that neither kind is favoured.
+
+    Attributes:
+        native: ids and vectors of the new model gathered so far.
+    """
+
+    def __init__(
+        self,
+        old_index: Any,
+        translator: Translator | SavedMap | str | Path | None = None,
+        *,
+        embed: Embed | str | None = None,
+        texts: Texts | None = None,
+        query_map: Translator | SavedMap | str | Path | None = None,
+        keep_mean: bool | None = None,
+        candidates: int = 100,
+        journal: str | Path | None = None,
+    ) -> None:
+        """Open the index.
+
+        Args:
+            old_index: a store's name, a FAISS index, an array, (ids, array), a LanceDB table, or an OldIndex.
+            translator: index map (old → new) for rescoring by translated vectors.
+            embed: the new encoder: a function from texts to vectors, or a model's name.
+            texts: texts by id, for `embed`.
+            query_map: map new → old for queries, when the old encoder is gone; by default the translator's
+                own way back.
+            keep_mean: whether a translated query keeps the old mean; by default what the map's file says.
+            candidates: how many rows a query fetches and rescores.
+            journal: a file that keeps the new vectors; without it they live as long as this object.
+        """
+        self.index: OldIndex = open_index(old_index)
+        self.translator, _ = _unpack(translator)
+        self.query_map, about = _unpack(query_map)
+        self.keep_mean = keep_mean if keep_mean is not None else bool(about.get("keep_mean", True))
+        self.embed = _encoder(embed) if isinstance(embed, str) else embed
+        self.texts, self.candidates = texts, candidates
+        self.journal = Journal(journal) if journal is not None else None
+        self.native: dict[Any, Array] = dict(self.journal.read()) if self.journal is not None else {}
+        # (slope, offset) that brings scores of translated rows to those of native ones
+        self.calibration = (1.0, 0.0)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.index)
+
+    @property
+    def moved(self) -> float:
+        """Share of rows whose vectors are of the new model by now."""
+        return len(self.native) / max(1, len(self.index))
+
+    def search(
+        self,
+        query: Any,
+        k: int = 10,
+        *,
+        old_query: Any = None,
+        candidates: int | None = None,
+        rescore: Rescore = "auto",
+    ) -> list[Hit]:
+        """Return the k best rows for one query vector of the new model.
+
+        `old_query` is the same query by the old model, where it still runs: better candidates, no map.
+        """
+        return self.search_many(
+            np.asarray(query)[None],
+            k,
+            old_queries=None if old_query is None else np.asarray(old_query)[None],
+            candidates=candidates,
+            rescore=rescore,
+        )[0]
+
+    def search_many(
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        old_queries: Any = None,
+        candidates: int | None = None,
+        rescore: Rescore = "auto",
+    ) -> list[list[Hit]]:
+        """Return the k best rows of every query vector of the new model, [queries, width]."""
+        new = unit_rows(np.atleast_2d(np.asarray(queries)))
+        old = np.asarray(old_queries, dtype=np.float32) if old_queries is not None else self._to_old(new)
+        count = min(candidates or self.candidates, len(self.index))
+        ids, scores = self.index.search(old, count)
+        way = self._way(rescore)
+        found = []
+        for row in range(len(new)):
+            hits = self._rescore(new[row], ids[row], scores[row], way)
+            found.append(sorted(hits, key=lambda hit: -hit.score)[:k])
+        return found
+
+    def move(self, ids: Sequence[Any]) -> Array:
+        """Embed the texts of `ids` with the new model, keep the vectors, and return them."""
+        if self.embed is None or self.texts is None:
+            raise OptionError("has no encoder and texts", where="LazyIndex", fix="pass embed and texts")
+        unknown = [identity for identity in ids if identity not in self.native]
+        if unknown:
+            try:
+                texts = [self.texts[identity] for identity in unknown]
+            except (KeyError, IndexError) as error:
+                raise DataError(
+                    f"has no text of id {error}", where="texts", fix="give the texts of all ids"
+                ) from error
+            vectors = unit_rows(np.asarray(self.embed(texts)))
+            self.native.update(zip(unknown, vectors, strict=True))
+            if self.journal is not None:
+                self.journal.add(unknown, vectors)
+        return np.stack([self.native[identity] for identity in ids])
+
+    def calibrate(self, queries: Any, *, sample: int = 500) -> tuple[float, float]:
+        """Fit the scores of translated rows to those of native ones, on rows of which both are known.
+
+        A translated row without its variance restored scores too high; with it, nearly right. Returns slope
+        and offset, which `search` applies to translated scores from then on.
+        """
+        if self.translator is None or len(self.native) < 20:
+            raise DataError(
+                f"{len(self.native)} native rows",
+                where="calibrate",
+                fix="move at least 20 rows, and give a translator",
+            )
+        ids = list(self.native)[:sample]
+        native = np.stack([self.native[identity] for identity in ids])
+        translated = self._translated(ids)
+        asked = unit_rows(np.asarray(queries))
+        left, right = (asked @ translated.T).ravel(), (asked @ native.T).ravel()
+        slope = float(right.std() / max(left.std(), 1e-12))
+        self.calibration = (slope, float(right.mean() - slope * left.mean()))
+        return self.calibration
+
+    def fused(self, query: Any, old_query: Any, k: int = 10, *, weight: float = 0.5) -> list[Hit]:
+        """Return the k best of all rows by z(translated score) + z(old score): for when texts are gone."""
+        if self.translator is None:
+            raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
+        ids, old_scores = self.index.search(np.asarray(old_query, dtype=np.float32)[None], len(self.index))
+        new = self._translated(list(ids[0])) @ unit_rows(np.asarray(query)[None])[0]
+        scores = fuse(new, old_scores[0], weight)
+        order = np.argsort(-scores, kind="stable")[:k]
+        return [Hit(ids[0][row], float(scores[row]), "translated") for row in order]
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _to_old(self, queries: Array) -> Array:
+        """Return queries of the new model in the old space."""
+        if self.query_map is not None:
+            whole = self.keep_mean or not hasattr(self.query_map, "direction")
+            moved = self.query_map.transform(queries) if whole else self.query_map.direction(queries)
+        elif self.translator is not None:
+            moved = self.translator.inverse_transform(queries)
+        else:
+            raise OptionError(
+                "needs the old encoder's query or a map",
+                where="LazyIndex",
+                fix="pass old_query, query_map or translator",
+            )
+        return np.asarray(moved, dtype=np.float32)
+
+    def _way(self, rescore: Rescore) -> Rescore:
+        if rescore != "auto":
+            return rescore
+        if self.embed is not None and self.texts is not None:
+            return "embed"
+        return "translate" if self.translator is not None else "none"
+
+    def _rescore(self, query: Array, ids: Sequence[Any], scores: Array, way: Rescore) -> list[Hit]:
+        if way == "embed":
+            return [
+                Hit(identity, float(score), "native")
+                for identity, score in zip(ids, self.move(ids) @ query, strict=True)
+            ]
+        if way == "none":
+            return [Hit(identity, float(score), "old") for identity, score in zip(ids, scores, strict=True)]
+        known = [identity for identity in ids if identity in self.native]
+        others = [identity for identity in ids if identity not in self.native]
+        hits = [Hit(identity, float(self.native[identity] @ query), "native") for identity in known]
+        if others:
+            slope, offset = self.calibration
+            moved = slope * (self._translated(others) @ query) + offset
+            hits += [
+                Hit(identity, float(score), "translated")
+                for identity, score in zip(others, moved, strict=True)
+            ]
+        return hits
+
+    def _translated(self, ids: Sequence[Any]) -> Array:
+        if self.translator is None:
+            raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
+        return unit_rows(self.translator.transform(self.index.vectors(ids)))
+
+
+class Journal:
+    """New vectors on disk, appended and flushed as they come; a line cut off by a kill is left out."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Name the file."""
+        self.path = Path(path)
+
+    def read(self) -> list[tuple[Any, Array]]:
+        """Return ids and vectors of all whole lines."""
+        if not self.path.is_file():
+            return []
+        found = []
+        for line in self.path.read_bytes().split(b"\n"):
+            try:
+                entry = json.loads(line)
+                found.append((entry["id"], np.frombuffer(bytes.fromhex(entry["vector"]), dtype=np.float32)))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def add(self, ids: Sequence[Any], vectors: Array) -> None:
+        """Append rows."""
+        lines = [
+            json.dumps({"id": _plain(identity), "vector": np.asarray(row, dtype=np.float32).tobytes().hex()})
+            for identity, row in zip(ids, vectors, strict=True)
+        ]
+        with self.path.open("ab") as file:
+            # a line that a kill cut short must not swallow the next one
+            file.write(("\n" + "\n".join(lines) + "\n").encode())
+
+
+def _plain(identity: Any) -> Any:
+    return identity.item() if isinstance(identity, np.generic) else identity
+
+
+def _unpack(given: Translator | SavedMap | str | Path | None) -> tuple[Translator | None, dict[str, Any]]:
+    if given is None or isinstance(given, Translator):
+        return given, {}
+    saved = given if isinstance(given, SavedMap) else load_map(given)
+    return saved.translator, dict(saved.about)
+
+
+def _encoder(model: str) -> Embed:
+    from transship.activations.features import features
+    from transship.activations.models import load_model
+    from transship.data import find_model
+
+    loaded = load_model(str(find_model(model)), name=model)
+    return lambda texts: np.asarray(features(loaded, list(texts)))

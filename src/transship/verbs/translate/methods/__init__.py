@@ -1,0 +1,1 @@
+"""The translators, one file each; the file's name is the `--method` name."""

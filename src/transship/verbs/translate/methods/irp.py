@@ -1,0 +1,257 @@
+"""Inverse relative projection: through the angles to the anchors, and back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_array
+from torch import Tensor
+
+from transship.errors import OptionError, TransshipWarning
+from transship.verbs.translate.anchors import angular_distances, subspace_indices
+from transship.verbs.translate.base import Translator
+from transship.verbs.translate.inversion import Inverse, invert_anchors, tikhonov_anchors
+from transship.verbs.translate.rows import by_blocks, to_tensor, unit
+from transship.verbs.translate.signature import anchors_hash
+from transship.verbs.translate.wire import Agreement, Half
+
+Array = np.ndarray[Any, Any]
+# a pseudo-inverse of k random rows in d dimensions is worst at k ≈ d; lists that end between these shares
+# of d are cut to the lower one (farthest points are nested, so a cut list is the list of a larger δ)
+DANGER_ZONE = (0.5, 2.0)
+CONDITION_LIMIT = 100.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """One space as IRP sees it: unit anchor rows about their mean, and the mean length divided out."""
+
+    anchors: Tensor
+    mean: Tensor
+    scale: float
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Side:
+        rows = rows.double()
+        centred = rows - rows.mean(0)
+        return cls(unit(centred), rows.mean(0), float(centred.norm(dim=1).mean()))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class InverseRelativeProjection(Translator):
+    """Translate through the angles to shared anchors, and back by the inverse of the target's anchors.
+
+    y = μ_y + s_y · mean_i x̂ S_xⁱᵀ (S_yⁱᵀ)⁺ with x̂ = (x − μ_x)/‖x − μ_x‖, Eqs. (1)–(5) of Maiorca, Moschella,
+    Fumero, Locatello and Rodolà, "Latent Space Translation via Inverse Relative Projection"; S are unit
+    anchor rows about their mean, s_y their mean length before. The paper does not say in which space anchors
+    are pruned, nor what happens near k = dimension, where the inverse is at its worst: both are parameters.
+
+    With `completion` (Sec. 3.3) the canonical basis becomes the source's anchors and its images T_i the
+    target's, so that Eq. (2) reads y = x̂ (T_iᵀ)⁺; for independent anchors this is S_x⁺ S_y, least squares on
+    the pruned anchors. With `regularize` nothing is pruned: y = x̂ A_xᵀ A_y (A_yᵀA_y + λI)⁻¹, rescaled.
+
+    Attributes:
+        delta: δ of Eq. (4): pruning stops when the farthest anchor left is nearer than this in 1 − |cos|.
+        subspaces: ω of Eq. (5): how many pruned sets are averaged.
+        prune_on: the space whose angles prune; both takes the larger |cos| of the two.
+        n_anchors: most anchors per subspace; auto keeps clear of k ≈ dimension, none leaves it to δ.
+        regularize: λ as a multiple of the mean eigenvalue (1 is good); none is the paper's pruning.
+        completion: whether the completed anchors of Sec. 3.3 are used.
+        seed: draws the start of every subspace.
+    """
+
+    paper: ClassVar[str] = "Maiorca et al., Latent Space Translation via Inverse Relative Projection"
+
+    delta: float = 0.8
+    subspaces: int = 16
+    prune_on: Literal["target", "source", "both"] = "target"
+    n_anchors: int | Literal["auto"] | None = "auto"
+    regularize: float | None = None
+    completion: bool = False
+    seed: int = 0
+
+    def _fit(self, source: Tensor, target: Tensor) -> None:
+        near, far = Side.of(source), Side.of(target)
+        lists = self._lists(near.anchors, far.anchors, min(source.shape[1], target.shape[1]))
+        matrix, inverses, factor = self._matrix(near, far, lists)
+        back, _, back_factor = self._matrix(far, near, lists)
+        self.matrix_, self.inverse_matrix_ = matrix.numpy(), back.numpy()
+        self.source_mean_, self.target_mean_ = near.mean.numpy(), far.mean.numpy()
+        self.source_scale_, self.target_scale_ = near.scale, far.scale
+        self.gain_, self.inverse_gain_ = factor * far.scale, back_factor * near.scale
+        self.lists_ = lists
+        self.ranks_ = [inverse.rank for inverse in inverses]
+        self.conditions_ = [inverse.condition for inverse in inverses]
+        if max(self.conditions_) > CONDITION_LIMIT:
+            warnings.warn(
+                f"the condition number of a subspace is {max(self.conditions_):.0f}, which amplifies noise; "
+                "raise delta, or set n_anchors='auto' or regularize=1.0",
+                TransshipWarning,
+                stacklevel=3,
+            )
+
+    def _lists(self, near: Tensor, far: Tensor, width: int) -> list[Array]:
+        """Return the anchors of every subspace; with `regularize` there is nothing to prune."""
+        if self.subspaces < 1 or not 0.0 <= self.delta <= 1.0:
+            raise OptionError("delta lies in 0..1 and subspaces is 1 or more", where="irp", fix="change them")
+        if self.regularize is not None:
+            return []
+        sides = {"source": [near], "target": [far], "both": [near, far]}[self.prune_on]
+        distances = torch.stack([angular_distances(side) for side in sides]).amin(0)
+        most = self.n_anchors if isinstance(self.n_anchors, int) else None
+        lists = subspace_indices(
+            distances, subspaces=self.subspaces, delta=self.delta, most=most, seed=self.seed
+        )
+        return [self._guard(one, width) for one in lists] if self.n_anchors == "auto" else lists
+
+    @staticmethod
+    def _guard(indices: Array, width: int) -> Array:
+        low, high = (share * width for share in DANGER_ZONE)
+        return indices[: max(1, int(low))] if low < len(indices) < high else indices
+
+    def _matrix(self, near: Side, far: Side, lists: list[Array]) -> tuple[Tensor, list[Inverse], float]:
+        """Return T [source, target] with ŷ = x̂ T, what was inverted, and the factor that restores length."""
+        if self.regularize is not None:
+            inverse = tikhonov_anchors(far.anchors, self.regularize)
+            return near.anchors.T @ inverse.matrix, [inverse], _shrinkage(far.anchors, inverse.matrix)
+        inverses, total = [], torch.zeros(near.anchors.shape[1], far.anchors.shape[1], dtype=torch.float64)
+        for one in lists:
+            index = torch.from_numpy(one)
+            part, inverse = self._subspace(near.anchors[index], far.anchors[index])
+            total += part
+            inverses.append(inverse)
+        return total / len(lists), inverses, 1.0
+
+    def _subspace(self, near: Tensor, far: Tensor) -> tuple[Tensor, Inverse]:
+        if not self.completion:
+            inverse = invert_anchors(far)
+            return near.T @ inverse.matrix, inverse
+        inverse = invert_anchors(near)
+        outward = invert_anchors(far)
+        if inverse.rank == outward.rank == len(near):  # independent rows: (T_iᵀ)⁺ = S_x⁺ S_y
+            return inverse.matrix.T @ far, inverse
+        return torch.linalg.pinv((near.T @ outward.matrix).T, rtol=1e-8), inverse
+
+    # -- one machine ---------------------------------------------------------------------------------------
+
+    def _forward(self, rows: Tensor) -> Tensor:
+        return _scaled(rows, self.matrix_, self.source_mean_, self.target_mean_, self.gain_)
+
+    def _backward(self, rows: Tensor) -> Tensor:
+        return _scaled(rows, self.inverse_matrix_, self.target_mean_, self.source_mean_, self.inverse_gain_)
+
+    def fold_affine(self) -> tuple[Array, Array]:
+        """Return (W, b) with y ≈ x W + b: the same centred directions, one length factor for all rows.
+
+        W = (s_y/s_x) T and b = μ_y − μ_x W. The length factor 1/‖x − μ_x‖ of a row is replaced by its
+        mean, so this equals `transform` only for rows at the anchors' mean distance from their mean.
+        """
+        weight = (self.gain_ / self.source_scale_) * self.matrix_
+        return weight, self.target_mean_ - self.source_mean_ @ weight
+
+    def fold_exact(self) -> Array:
+        """Return [T | μ_x], [source, target + 1]: one product gives direction and what the length needs.
+
+        ‖x − μ_x‖² = ‖x‖² − 2 x·μ_x + ‖μ_x‖², so the last column is all that the exact scale of a row asks for
+        beside its own length. `transform` computes this.
+        """
+        return np.hstack([self.matrix_, self.source_mean_[:, None]])
+
+    def fold_output(self, matrix: Array, centre: Array) -> None:
+        """Follow the map by y ↦ centre + (y − centre) · matrix (used to restore variance)."""
+        self.matrix_ = self.matrix_ @ matrix
+        self.target_mean_ = centre + (self.target_mean_ - centre) @ matrix
+
+    # -- two machines --------------------------------------------------------------------------------------
+
+    def agree(self, anchors: Any, ids: Sequence[Any], other_width: int) -> Agreement:
+        """Prune on this machine's anchors and return what the other machine must know.
+
+        With `prune_on="source"` the encoding machine calls it, with "target" the decoding one.
+        """
+        if self.prune_on == "both" and self.regularize is None:
+            raise OptionError(
+                "pruning on both spaces needs both on one machine",
+                where="prune_on",
+                fix="choose source or target, or set regularize",
+            )
+        rows = to_tensor(check_array(anchors))
+        side = Side.of(rows)
+        lists = self._lists(side.anchors, side.anchors, min(rows.shape[1], other_width))
+        return Agreement(
+            "irp",
+            {"regularize": self.regularize, "completion": self.completion},
+            anchors_hash(ids),
+            len(rows),
+            tuple(tuple(map(int, one)) for one in lists),
+        )
+
+    def fit_encoder(self, anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
+        """Return the half that turns source rows into numbers per anchor, from the source's anchors only."""
+        agreement.check_ids(ids, "fit_encoder")
+        side = Side.of(to_tensor(check_array(anchors)))
+        used = torch.from_numpy(agreement.used)
+        matrix = side.anchors[used]
+        if agreement.parameters["completion"] and agreement.lists:
+            matrix = _average(side.anchors, agreement)
+        return Half(
+            "encoder",
+            agreement,
+            {"mean": side.mean.numpy(), "matrix": matrix.T.contiguous().numpy()},
+            unit_rows=True,
+        )
+
+    def fit_decoder(self, anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
+        """Return the half that turns numbers per anchor into target rows, from the target's anchors only."""
+        agreement.check_ids(ids, "fit_decoder")
+        side = Side.of(to_tensor(check_array(anchors)))
+        strength, factor = agreement.parameters["regularize"], 1.0
+        if strength is not None:
+            matrix = tikhonov_anchors(side.anchors, strength).matrix
+            factor = _shrinkage(side.anchors, matrix)
+        elif agreement.parameters["completion"]:
+            matrix = side.anchors[torch.from_numpy(agreement.used)]
+        else:
+            matrix = _average(side.anchors, agreement)
+        scaled = matrix * (factor * side.scale)
+        return Half("decoder", agreement, {"mean": side.mean.numpy(), "matrix": scaled.numpy()})
+
+
+def _average(anchors: Tensor, agreement: Agreement) -> Tensor:
+    """Return the mean over subspaces of (Sᵀ)⁺, each row at its anchor's place: [used anchors, width]."""
+    total = torch.zeros_like(anchors)
+    for one in agreement.lists:
+        index = torch.tensor(one)
+        total[index] += invert_anchors(anchors[index]).matrix
+    return total[torch.from_numpy(agreement.used)] / len(agreement.lists)
+
+
+def _shrinkage(anchors: Tensor, inverse: Tensor) -> float:
+    """Return what a regularised inverse takes from the mean length: known from the decoding side alone."""
+    length = float((anchors @ (anchors.T @ inverse)).norm(dim=1).mean())
+    return 1.0 / length if length > 0 else 1.0
+
+
+def _scaled(rows: Tensor, matrix: Array, mean_in: Array, mean_out: Array, gain: float) -> Tensor:
+    """Return mean_out + gain (x − μ) T / ‖x − μ‖ in one product per block, as `fold_exact` says.
+
+    The product of the mean with T is subtracted afterwards, so the rows themselves are never copied.
+    """
+    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    folded = torch.from_numpy(np.hstack([matrix, mean_in[:, None]])).to(rows.device, dtype)
+    shift = torch.from_numpy(mean_in @ matrix).to(rows.device, dtype)
+    offset = torch.from_numpy(mean_out).to(rows.device, dtype)
+    square = float(mean_in @ mean_in)
+
+    def product(block: Tensor, out: Tensor) -> None:
+        both = block @ folded
+        squared = block.square().sum(1) - 2.0 * both[:, -1] + square
+        length = squared.clamp_min(torch.finfo(dtype).tiny).sqrt()
+        torch.addcmul(offset, both[:, :-1] - shift, (gain / length)[:, None], out=out)
+
+    return by_blocks(rows, matrix.shape[1], product)

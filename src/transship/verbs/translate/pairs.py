@@ -1,0 +1,173 @@
+"""Pairs: the same ids in two stores, joined, checked, and searched for rows that do not belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from transship.errors import DataError
+from transship.numerics import derive_seed
+from transship.verbs.translate.rows import check_finite
+from transship.verbs.translate.stores import Source
+
+Array = np.ndarray[Any, Any]
+# fewer pairs than this determine no map worth its name
+FEWEST = 50
+# a row whose own partner ranks beyond this share of all partners is taken for a wrong pair
+RANK_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Paired rows.
+
+    Attributes:
+        ids: one per pair.
+        old: vectors of the old model, [pairs, source].
+        new: vectors of the new model, [pairs, target].
+        only_old: rows of the old store without a partner.
+        only_new: rows of the new store without a partner.
+    """
+
+    ids: list[Any]
+    old: Array
+    new: Array
+    only_old: int = 0
+    only_new: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.ids)
+
+    def take(self, index: Array) -> Pairs:
+        """Return some of the pairs."""
+        return Pairs([self.ids[i] for i in index], self.old[index], self.new[index])
+
+    def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
+        """Return two parts, drawn by seed: the first without and the second with `share` of the pairs."""
+        order = np.random.default_rng(derive_seed(seed, "held out")).permutation(len(self))
+        cut = len(self) - max(1, round(share * len(self)))
+        return self.take(np.sort(order[:cut])), self.take(np.sort(order[cut:]))
+
+
+def read_pairs(old: Source, new: Source, *, most: int | None = None, seed: int = 0) -> Pairs:
+    """Join two stores by id; the smaller is read whole, the larger is streamed past it.
+
+    Duplicated ids, vectors that are not finite, and too few partners are refused. With `most`, that many
+    pairs are drawn by seed.
+    """
+    small, large = (old, new) if old.rows <= new.rows else (new, old)
+    first_ids, first = _read(small, None)
+    places = {identity: row for row, identity in enumerate(first_ids)}
+    second_ids, second = _read(large, places)
+    if not second_ids:
+        raise DataError(
+            f"none of {small.rows:,} and {large.rows:,} ids occur on both sides "
+            f"(such as {first_ids[0]!r} and {_example(large)!r})",
+            where=f"{old.place.text} and {new.place.text}",
+            fix="give stores with the same ids, or name the id column with --id-column",
+        )
+    if len(second_ids) < FEWEST:
+        raise DataError(
+            f"only {len(second_ids)} ids occur on both sides, and a map needs {FEWEST} or more",
+            where=f"{old.place.text} and {new.place.text}",
+            fix="embed more of the same texts with both models",
+        )
+    order = np.asarray([places[identity] for identity in second_ids])
+    # the pairs come in the order of the smaller store, whichever side that is
+    back = np.argsort(order, kind="stable")
+    sides = {id(small): first[order[back]], id(large): second[back]}
+    ids = [second_ids[i] for i in back]
+    pairs = Pairs(ids, sides[id(old)], sides[id(new)], old.rows - len(ids), new.rows - len(ids))
+    check_finite(pairs.old, old.place.text, ids)
+    check_finite(pairs.new, new.place.text, ids)
+    for rows, place in ((pairs.old, old.place.text), (pairs.new, new.place.text)):
+        _check_zero(rows, ids, place)
+    if most is not None and most < len(pairs):
+        rng = np.random.default_rng(derive_seed(seed, "pairs"))
+        taken = pairs.take(np.sort(rng.choice(len(pairs), most, replace=False)))
+        return Pairs(taken.ids, taken.old, taken.new, pairs.only_old, pairs.only_new)
+    return pairs
+
+
+def _read(source: Source, wanted: dict[Any, int] | None) -> tuple[list[Any], Array]:
+    ids: list[Any] = []
+    parts: list[Array] = []
+    seen: set[Any] = set()
+    for batch in source.batches(8192):
+        names = [_plain(identity) for identity in batch.ids]
+        rows = (
+            list(range(len(names)))
+            if wanted is None
+            else [i for i, name in enumerate(names) if name in wanted]
+        )
+        for row in rows:
+            if names[row] in seen:
+                raise DataError(
+                    f"the id {names[row]!r} occurs more than once",
+                    where=source.place.text,
+                    fix="remove the duplicates, or name another --id-column",
+                )
+            seen.add(names[row])
+        ids += [names[row] for row in rows]
+        parts.append(np.asarray(batch.vectors[rows], dtype=np.float32))
+    return ids, np.concatenate(parts) if parts else np.empty((0, source.width), np.float32)
+
+
+def _plain(identity: Any) -> Any:
+    """Return an id as its text, so that 7 of one store meets "7" of another."""
+    return str(identity.item() if isinstance(identity, np.generic) else identity)
+
+
+def _example(source: Source) -> Any:
+    return _plain(next(iter(source.batches(1))).ids[0])
+
+
+def _check_zero(rows: Array, ids: Sequence[Any], where: str) -> None:
+    zero = np.flatnonzero(~rows.any(axis=1))
+    if len(zero):
+        raise DataError(
+            f"{len(zero)} of {len(rows)} vectors are all zero, the first has id {ids[zero[0]]}",
+            where=where,
+            fix="remove these rows or embed them again",
+        )
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which pairs look wrong.
+
+    Attributes:
+        ranks: per pair, how many partners of others are nearer to its prediction than its own.
+        wrong: numbers of the pairs whose rank passes 5 % of all.
+    """
+
+    ranks: Array
+    wrong: Array
+
+    @property
+    def share(self) -> float:
+        """Share of pairs that look wrong; near 0.95 for a list in the wrong order."""
+        return len(self.wrong) / len(self.ranks)
+
+
+def find_wrong_pairs(predicted: Array, actual: Array) -> Pairing:
+    """Rank each pair's own partner among all partners, by centred cosine with a prediction that never saw it.
+
+    A right pair's partner is among the first few; a wrong pair's is anywhere, so 95 % of them pass the limit.
+    """
+    from transship.verbs.translate.quality import unit_rows
+
+    left, right = (unit_rows(rows - rows.mean(0)) for rows in (predicted, actual))
+    own = (left * right).sum(1)
+    ranks = np.empty(len(left), dtype=np.int64)
+    for start in range(0, len(left), 1024):
+        part = slice(start, start + 1024)
+        # the own partner is not nearer than itself; rounding must not make it so
+        scores = left[part] @ right.T
+        scores[np.arange(len(scores)), np.arange(part.start, part.start + len(scores))] = -np.inf
+        ranks[part] = (scores > own[part, None]).sum(1)
+    return Pairing(ranks, np.flatnonzero(ranks > RANK_SHARE * len(left)))

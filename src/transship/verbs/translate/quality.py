@@ -1,0 +1,203 @@
+"""How good a map is: forecasts of rows it never saw, thresholds, variance, fusion of scores."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+
+from transship.errors import DataError
+from transship.numerics import derive_seed
+from transship.verbs.translate.base import Translator
+
+Array = np.ndarray[Any, Any]
+FOLDS = 10
+# rows that rankings are measured on; more would only narrow the spread
+MOST_QUERIES = 2000
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What was measured of a map, document to document.
+
+    Attributes:
+        cosine: mean cosine of a translated row with its native partner.
+        twin_recall: how often a native row finds its own translated twin first.
+        recall: overlap of the top k over translated rows with the top k over native rows, own row left out.
+        k: that k.
+        gallery: how many rows were searched.
+    """
+
+    cosine: float
+    twin_recall: float
+    recall: float
+    k: int
+    gallery: int
+
+    def to_dict(self) -> dict[str, float | int]:
+        """Return the numbers by name."""
+        return asdict(self)
+
+
+def unit_rows(rows: Array) -> Array:
+    """Return rows of length 1 in float32; zero rows stay zero."""
+    rows = np.asarray(rows, dtype=np.float32)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    result: Array = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    return result
+
+
+def neighbours(queries: Array, gallery: Array, k: int, own: Array | None = None) -> Array:
+    """Return the k rows of the gallery nearest to each query by cosine, best first, `own` left out."""
+    left, right = unit_rows(queries), unit_rows(gallery)
+    found = np.empty((len(left), min(k, len(right) - (own is not None))), dtype=np.int64)
+    for start in range(0, len(left), 512):
+        scores = left[start : start + 512] @ right.T
+        if own is not None:
+            scores[np.arange(len(scores)), own[start : start + len(scores)]] = -np.inf
+        part = np.argpartition(-scores, found.shape[1] - 1, axis=1)[:, : found.shape[1]]
+        order = np.argsort(-np.take_along_axis(scores, part, 1), axis=1, kind="stable")
+        found[start : start + 512] = np.take_along_axis(part, order, 1)
+    return found
+
+
+def overlap(found: Array, expected: Array) -> float:
+    """Return the mean share of `expected` that is among `found`, row by row."""
+    return float((expected[:, :, None] == found[:, None, :]).any(2).mean())
+
+
+def measure(
+    translated: Array, native: Array, *, k: int = 10, seed: int = 0, queries: Array | None = None
+) -> Quality:
+    """Measure translated rows against their native partners.
+
+    Queries are native rows: those that `queries` numbers, else all, drawn by seed when there are many.
+    """
+    if len(translated) != len(native) or len(native) < 2:
+        raise DataError(f"{len(native)} rows", where="quality", fix="give two or more pairs")
+    k = min(k, len(native) - 1)
+    rng = np.random.default_rng(derive_seed(seed, "queries"))
+    asked = np.arange(len(native)) if queries is None else queries
+    drawn = np.sort(rng.permutation(asked)[:MOST_QUERIES])
+    cosines = (unit_rows(translated[asked]) * unit_rows(native[asked])).sum(1)
+    twins = neighbours(native[drawn], translated, 1)[:, 0] == drawn
+    found = neighbours(native[drawn], translated, k, own=drawn)
+    expected = neighbours(native[drawn], native, k, own=drawn)
+    return Quality(float(cosines.mean()), float(twins.mean()), overlap(found, expected), k, len(native))
+
+
+def old_alone(old: Array, new: Array, *, k: int = 10, seed: int = 0) -> float:
+    """Return what the untouched old index gives: overlap of the old model's top k with the new model's."""
+    k = min(k, len(new) - 1)
+    rng = np.random.default_rng(derive_seed(seed, "queries"))
+    drawn = np.sort(rng.permutation(len(new))[:MOST_QUERIES])
+    return overlap(neighbours(old[drawn], old, k, own=drawn), neighbours(new[drawn], new, k, own=drawn))
+
+
+def out_of_sample(translator: Translator, old: Array, new: Array, *, seed: int = 0) -> Array:
+    """Return for each pair a prediction that never saw it: leave-one-out in closed form, else ten folds."""
+    if translator.closed_form:
+        predictions: Array = np.asarray(translator.leave_one_out(old, new))
+        return predictions
+    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(old))
+    predictions = np.empty((len(old), new.shape[1]), dtype=np.float32)
+    for fold in range(min(FOLDS, len(old))):
+        held = order[fold::FOLDS]
+        kept = np.setdiff1d(order, held)
+        predictions[held] = clone(translator).fit(old[kept], new[kept]).transform(old[held])
+    return predictions
+
+
+def restore_variance(translator: Translator, predictions: Array, target: Array) -> Translator:
+    """Return the map followed by a stretch that gives translated rows the spread of native ones.
+
+    Predictions shrink where the anchors say little. Along each principal axis of the target they are
+    multiplied by sd(target) / sd(prediction), predictions out of sample; the map stays what it was (linear,
+    kernel) with other weights. Where translated and native rows stand in one index this is necessary:
+    otherwise translated rows score too high.
+    """
+    axes, ratio = variance_axes(predictions, target)
+    restored = copy.deepcopy(translator)
+    restored.fold_output((axes * ratio) @ axes.T, target.astype(np.float64).mean(0))
+    restored.restored_ = True
+    return restored
+
+
+def variance_axes(predictions: Array, target: Array) -> tuple[Array, Array]:
+    """Return the target's principal axes [width, width] and, per axis, sd(target) / sd(prediction)."""
+    mean = target.astype(np.float64).mean(0)
+    centred = target.astype(np.float64) - mean
+    values, axes = np.linalg.eigh(centred.T @ centred / len(centred))
+    kept = values > 1e-9 * values[-1]
+    spread = ((predictions.astype(np.float64) - mean) @ axes).std(0)
+    # an axis on which nothing is predicted has nothing to stretch; tenfold is where noise takes over
+    ratio = np.where(kept & (spread > 0), np.sqrt(values.clip(0)) / np.maximum(spread, 1e-30), 1.0).clip(
+        0.0, 10.0
+    )
+    return axes, ratio
+
+
+def stretch(rows: Array, target: Array, axes: Array, ratio: Array) -> Array:
+    """Return rows stretched along the axes about the target's mean."""
+    mean = target.astype(np.float64).mean(0)
+    moved: Array = mean + ((rows.astype(np.float64) - mean) @ axes * ratio) @ axes.T
+    return moved
+
+
+def map_thresholds(
+    old: Array, new: Array, thresholds: Array, *, seed: int = 0, pairs: int = 200_000
+) -> Array:
+    """Return the score of the new space that as many pairs pass as pass each threshold in the old space.
+
+    Cosines of random pairs of rows, and of each row with its nearest neighbours, in both spaces: equal shares
+    above the old and the new score. Below the reach of the data the nearest observed score is returned.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "thresholds"))
+    some = rng.permutation(len(old))[:MOST_QUERIES]
+    left, right = unit_rows(old[some]), unit_rows(new[some])
+    rows, columns = np.triu_indices(len(some), 1)
+    if len(rows) > pairs * 10:
+        drawn = rng.choice(len(rows), pairs * 10, replace=False)
+        rows, columns = rows[drawn], columns[drawn]
+    before = np.sort((left[rows] * left[columns]).sum(1))
+    after = np.sort((right[rows] * right[columns]).sum(1))
+    share = np.searchsorted(before, np.asarray(thresholds, dtype=np.float32)) / len(before)
+    found: Array = np.quantile(after, np.clip(share, 0.0, 1.0))
+    return found
+
+
+def fuse(first: Array, second: Array, weight: float = 0.5) -> Array:
+    """Return z(first)·(1 − w) + z(second)·w, row by row: two rankings of the same gallery as one."""
+    fused: Array = (1.0 - weight) * _standard(first) + weight * _standard(second)
+    return fused
+
+
+def _standard(scores: Array) -> Array:
+    spread = scores.std(axis=-1, keepdims=True)
+    standard: Array = (scores - scores.mean(axis=-1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+    return standard
+
+
+def ndcg(scores: Array, relevance: Mapping[int, Mapping[int, float]], k: int = 10) -> float:
+    """Return the mean nDCG@k of queries (rows of `scores`) with relevance {query: {document: grade}}."""
+    discounts = 1.0 / np.log2(np.arange(2, k + 2))
+    values = []
+    for query, grades in relevance.items():
+        ideal = np.sort(np.asarray(list(grades.values()), dtype=float))[::-1][:k]
+        best = float((ideal * discounts[: len(ideal)]).sum())
+        if best <= 0:
+            continue
+        row = scores[query]
+        top = np.argpartition(-row, min(k, len(row)) - 1)[:k]
+        top = top[np.argsort(-row[top], kind="stable")]
+        gains = np.asarray([grades.get(int(document), 0.0) for document in top])
+        values.append(float((gains * discounts[: len(gains)]).sum()) / best)
+    if not values:
+        raise DataError(
+            "no query has a relevant document", where="nDCG", fix="give judgements of these queries"
+        )
+    return float(np.mean(values))

@@ -1,0 +1,221 @@
+"""Two machines: one encodes, the other decodes, and neither sees the other's vectors.
+
+The machines share the ids of the anchors and an `Agreement`. The encoder holds its own anchors only and sends
+`Wire` rows, numbers per anchor; the decoder holds its own anchors only and turns them into vectors. All
+methods that split this way use the same three files, and every file carries the signature of the agreement:
+what was made under another one is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.errors import DataError
+from transship.geometry.storage import read_arrays, write_arrays
+from transship.verbs.translate.rows import like, to_tensor, unit, working
+from transship.verbs.translate.signature import anchors_hash
+
+FORMAT, VERSION = "transship.wire", 1
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What both machines know: the method, its parameters, which anchors, and the index lists if any.
+
+    Attributes:
+        method: the method's name.
+        parameters: those of its parameters that both sides need.
+        anchors: hash of the anchors' ids in order.
+        count: how many anchors there are.
+        lists: for IRP the anchors of every subspace, by position.
+    """
+
+    method: str
+    parameters: Mapping[str, Any]
+    anchors: str
+    count: int
+    lists: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def used(self) -> Array:
+        """The positions of all anchors that take part, sorted: the columns of the wire."""
+        if not self.lists:
+            return np.arange(self.count)
+        return np.unique(np.concatenate([np.asarray(one, dtype=np.int64) for one in self.lists]))
+
+    def signature(self) -> str:
+        """Return the hash that every file made under this agreement carries."""
+        return hashlib.sha256(json.dumps(self._plain(), sort_keys=True).encode()).hexdigest()[:32]
+
+    def check_ids(self, ids: Sequence[Any], where: str) -> None:
+        """Refuse anchors other than the agreed ones, or in another order."""
+        if len(ids) != self.count or anchors_hash(ids) != self.anchors:
+            raise DataError(
+                f"the {len(ids)} anchor ids are not the {self.count} agreed ones in their order",
+                where=where,
+                fix="fit both machines on the same ids, in the same order",
+            )
+
+    def save(self, path: str | Path) -> None:
+        """Write the agreement as JSON."""
+        Path(path).write_text(
+            json.dumps({"format": "transship.agreement", **self._plain()}), encoding="utf-8"
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Agreement:
+        """Read what `save` wrote."""
+        try:
+            plain = json.loads(Path(path).read_text(encoding="utf-8"))
+            if plain.pop("format") != "transship.agreement":
+                raise KeyError("format")
+            plain["lists"] = tuple(tuple(one) for one in plain["lists"])
+            return cls(**plain)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                "is not a complete agreement", where=str(path), fix="write it again with Agreement.save"
+            ) from error
+
+    def _plain(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "parameters": dict(self.parameters),
+            "anchors": self.anchors,
+            "count": self.count,
+            "lists": [list(map(int, one)) for one in self.lists],
+        }
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Encoded rows on their way: values [rows, used anchors], and under which agreement they were made."""
+
+    values: Any
+    signature: str
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file."""
+        about = {"format": FORMAT, "version": str(VERSION), "signature": self.signature}
+        write_arrays(path, {"values": to_tensor(self.values)}, about)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Wire:
+        """Read what `save` wrote."""
+        arrays, about = read_arrays(path, FORMAT, VERSION)
+        return cls(arrays["values"].numpy(), about.get("signature", ""))
+
+
+@dataclass(frozen=True)
+class Half:
+    """One machine's half of a translator.
+
+    An encoder computes centre (and, for some methods, length or kernel) and one product; a decoder one
+    product and the mean. `arrays` holds `mean` [width] and `matrix`: for an encoder [width or landmarks,
+    used anchors], for a decoder [used anchors, width].
+    """
+
+    role: Literal["encoder", "decoder"]
+    agreement: Agreement
+    arrays: Mapping[str, Array]
+    unit_rows: bool = False
+    gamma: float | None = field(default=None)
+
+    def encode(self, rows: Any) -> Wire:
+        """Return what travels for rows [rows, source]."""
+        self._must_be("encoder")
+        tensor = working(to_tensor(rows))
+        self._check_width(tensor, self.arrays["mean"].shape[0])
+        centred = tensor - self._tensor("mean", tensor)
+        if self.gamma is not None:
+            features = rbf(centred, self._tensor("landmarks", tensor), self.gamma)
+        else:
+            features = unit(centred) if self.unit_rows else centred
+        values = features @ self._tensor("matrix", tensor)
+        if "offset" in self.arrays:
+            values = values + self._tensor("offset", tensor)
+        return Wire(like(values, rows), self.agreement.signature())
+
+    def decode(self, wire: Wire) -> Any:
+        """Return the vectors [rows, target] of what came; refused when made under another agreement."""
+        self._must_be("decoder")
+        if wire.signature != self.agreement.signature():
+            raise DataError(
+                f"the rows were encoded under agreement {wire.signature[:8] or 'unknown'}, "
+                f"this decoder belongs to {self.agreement.signature()[:8]}",
+                where="decode",
+                fix="fit encoder and decoder on the same anchors, method and parameters",
+            )
+        tensor = working(to_tensor(wire.values))
+        self._check_width(tensor, self.arrays["matrix"].shape[0])
+        return like(tensor @ self._tensor("matrix", tensor) + self._tensor("mean", tensor), wire.values)
+
+    def leave_one_out(self, wire: Wire) -> Any:
+        """Return the leave-one-out predictions at the anchors, from the encoder's wire of the anchors.
+
+        Only smoothers (ridge, kernel ridge) have them: with H the wire, [anchors, anchors], they are
+        (H y − h y_i) / (1 − h), h the diagonal. So the decoder can tell the encoder how good its λ is.
+        """
+        values = np.asarray(wire.values, dtype=np.float64)
+        if values.shape[0] != values.shape[1] or self.agreement.lists:
+            raise DataError(
+                f"a wire of shape {values.shape} is not that of all anchors of a smoother",
+                where="leave_one_out",
+                fix="encode all anchors, in order, with ridge or kernel",
+            )
+        predicted = np.asarray(self.decode(Wire(values, wire.signature)))
+        own = self.arrays["matrix"] + self.arrays["mean"]
+        leverage = np.diagonal(values)[:, None] + (
+            1.0 / len(values) if self.agreement.method == "ridge" else 0.0
+        )
+        return (predicted - leverage * own) / (1.0 - leverage)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file; the agreement travels in its header."""
+        about = {"format": f"{FORMAT}.{self.role}", "version": str(VERSION)}
+        about["agreement"] = json.dumps(self.agreement._plain())
+        about["unit_rows"] = json.dumps(self.unit_rows)
+        about["gamma"] = json.dumps(self.gamma)
+        write_arrays(path, {name: to_tensor(array) for name, array in self.arrays.items()}, about)
+
+    @classmethod
+    def load(cls, path: str | Path, role: Literal["encoder", "decoder"]) -> Half:
+        """Read what `save` wrote; the role is asked for, so that the halves are not mixed up."""
+        arrays, about = read_arrays(path, f"{FORMAT}.{role}", VERSION)
+        try:
+            plain = json.loads(about["agreement"])
+            agreement = Agreement(**{**plain, "lists": tuple(map(tuple, plain["lists"]))})
+            unit_rows, gamma = json.loads(about["unit_rows"]), json.loads(about["gamma"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError("is not a complete half", where=str(path), fix="write it again") from error
+        return cls(role, agreement, {name: array.numpy() for name, array in arrays.items()}, unit_rows, gamma)
+
+    def _must_be(self, role: str) -> None:
+        if self.role != role:
+            raise DataError(f"this half is the {self.role}", where=role, fix=f"use the {role}'s half")
+
+    def _check_width(self, rows: Tensor, width: int) -> None:
+        if rows.ndim != 2 or rows.shape[1] != width:
+            raise DataError(
+                f"rows of shape {tuple(rows.shape)} instead of [rows, {width}]",
+                where=f"the {self.role} of {self.agreement.method}",
+                fix="give vectors of the model that the anchors came from",
+            )
+
+    def _tensor(self, name: str, rows: Tensor) -> Tensor:
+        return torch.from_numpy(self.arrays[name]).to(rows)
+
+
+def rbf(rows: Tensor, landmarks: Tensor, gamma: float) -> Tensor:
+    """Return exp(−γ ‖x − l‖²) for all rows and landmarks, [rows, landmarks]."""
+    squared = rows.square().sum(1, keepdim=True) + landmarks.square().sum(1) - 2.0 * rows @ landmarks.T
+    return squared.clamp_min_(0.0).mul_(-gamma).exp_()

@@ -1,0 +1,125 @@
+"""Which method to take, found without labels: agreement with the fine-tuned source on inputs that no map has
+seen.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from transship.errors import MatchError, OptionError
+from transship.registry import build_method
+from transship.verbs.transport.heads import CarriedHead
+from transship.verbs.transport.judge import Choice, Judge
+from transship.verbs.transport.kinship import Kinship
+from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.moved import Moved
+from transship.verbs.transport.protocol import TransportMethod
+from transship.verbs.transport.readout import Readout
+from transship.verbs.transport.result import Candidate, Result
+from transship.verbs.transport.shifted import shifted
+
+if TYPE_CHECKING:
+    from transship.verbs.transport.work import Work
+
+# A head that replaces the target's own must be worth what it costs elsewhere.
+CARRY_MARGIN = 0.02
+
+
+def choose_method(work: "Work", keep: Any) -> Result:
+    """Try identity (for relatives of one shape), theseus and gradient, each with and without a carried
+    head.
+    """
+    with work.running_tuned() as readout:
+        task = readout.task
+    if task in ("tokens", "language"):
+        method = build_method("transport", "theseus")
+        moved = work.move(method)
+        note = "theseus was taken: outputs per token are not compared, so methods cannot be told apart"
+        return work.result(method, moved, work.strength(moved, carried=False), None, notes=[note])
+    found = work.kinship()
+    tried: list[tuple[Candidate, TransportMethod, Moved, Choice]] = []
+    for name in _bodies(found):
+        method = build_method("transport", name)
+        try:
+            moved = work.move(method)
+        except (MatchError, OptionError):
+            continue
+        if not moved.dense:
+            continue
+        for carried in _heads(work, task):
+            choice = work.strength(moved, carried=carried)
+            agreement = _held_out(work, moved, choice, carried)
+            validation = choice.score if choice.by == "validation" else None
+            label = f"carry, body {name}" if carried else name
+            used: TransportMethod = Carry(body=name) if carried else method  # type: ignore[arg-type]
+            tried.append((Candidate(label, choice.strength, agreement, validation), used, moved, choice))
+    best = _best(tried)
+    candidate, method, moved, choice = best
+    head: CarriedHead | None = work.head(method, moved, choice, keep) if isinstance(method, Carry) else None
+    notes = [found.sentence(), _explanation(candidate, [one[0] for one in tried])]
+    result = work.result(method, moved, choice, head, [one[0] for one in tried], notes)
+    return dataclasses.replace(
+        result, metrics={**result.metrics, "agreement on held-out inputs": candidate.agreement}
+    )
+
+
+def _bodies(found: Kinship) -> list[str]:
+    """The methods worth trying; `identity` needs one shape and is first among relatives."""
+    others = ["theseus", "gradient"]
+    return ["identity", *others] if found.cosines else others
+
+
+def _heads(work: "Work", task: str) -> list[bool]:
+    """With and without a carried head; a bare fine-tune has none, a bare target needs one."""
+    if task == "features":
+        return [False]
+    return [False, True] if work.own_head() else [True]
+
+
+def _held_out(work: "Work", moved: Moved, choice: Choice, carried: bool) -> float:
+    """Agreement with the fine-tuned source on inputs that neither maps nor heads were fitted on."""
+    wanted = work.taught(work.draws.held_out)
+    own = work.own_head() and not carried
+    fit = None if own else (work.draws.head, work.taught(work.draws.head))
+    with work.running_tuned() as readout:
+        task = readout.task
+    judge = Judge(
+        Readout(work.target.model),
+        work.draws.held_out,
+        wanted,
+        task,
+        own,
+        fit if task != "features" else None,
+    )
+    with shifted(work.target.model.model, moved.dense, choice.strength):
+        return judge.score()
+
+
+def _best(
+    tried: list[tuple[Candidate, TransportMethod, Moved, Choice]],
+) -> tuple[Candidate, TransportMethod, Moved, Choice]:
+    if not tried:
+        raise MatchError(
+            "no method can move anything between these models",
+            where="transport",
+            fix="look at `transship compare` of the two",
+        )
+    plain = [one for one in tried if not isinstance(one[1], Carry)]
+    headed = [one for one in tried if isinstance(one[1], Carry)]
+    best_plain = max(plain, key=lambda one: one[0].agreement, default=None)
+    best_headed = max(headed, key=lambda one: one[0].agreement, default=None)
+    if best_plain is None or best_headed is None:
+        found = best_plain or best_headed
+        assert found is not None
+        return found
+    worth = best_headed[0].agreement > best_plain[0].agreement + CARRY_MARGIN
+    return best_headed if worth else best_plain
+
+
+def _explanation(best: Candidate, tried: list[Candidate]) -> str:
+    others = [one for one in tried if one is not best]
+    share = 100 * best.agreement
+    text = f"'{best.method}' was taken: it agrees with the fine-tuned source on {share:.1f} % of new inputs"
+    if others:
+        second = max(others, key=lambda one: one.agreement)
+        text += f", '{second.method}' on {100 * second.agreement:.1f} %"
+    return text

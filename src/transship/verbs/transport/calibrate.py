@@ -1,0 +1,147 @@
+"""Which rows of the user's data are used for what: calibration, heads, validation. Test rows are never
+touched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.data import Dataset, load, wrap
+from transship.errors import DataError, OptionError
+from transship.numerics import derive_seed
+
+MOST_VALIDATION = 400
+
+
+@dataclass(frozen=True, eq=False)
+class Draws:
+    """Rows by purpose; no row is both calibration and validation.
+
+    Attributes:
+        calibration: raw inputs that maps are fitted on.
+        head: raw inputs that a head is fitted on; the calibration inputs are among them.
+        held_out: raw inputs for comparing methods without labels.
+        validation: raw inputs with labels, or None.
+        labels: of the validation inputs.
+        calibration_labels: of the calibration inputs, where the data has classes.
+        name: of the data.
+        fingerprint: of the data.
+    """
+
+    calibration: Sequence[Any]
+    head: Sequence[Any]
+    held_out: Sequence[Any]
+    validation: Sequence[Any] | None
+    labels: Tensor | None
+    calibration_labels: Tensor | None
+    label_names: tuple[str, ...]
+    name: str
+    fingerprint: str
+
+
+def as_dataset(data: Any) -> Dataset:
+    """Return a Dataset from a reference, a Dataset, or inputs in memory."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str) or hasattr(data, "__fspath__"):
+        return load(str(data))
+    if isinstance(data, np.ndarray | Tensor):
+        return wrap(np.asarray(data), kind="array", name="arrays in memory")
+    rows = list(data)
+    if rows and isinstance(rows[0], str):
+        return wrap(rows, kind="text", name="texts in memory")
+    if rows and isinstance(rows[0], np.ndarray | Tensor):
+        return wrap(np.stack([np.asarray(row) for row in rows]), kind="array", name="arrays in memory")
+    return wrap(rows, kind="image", name="images in memory")
+
+
+def draw(
+    data: Any,
+    *,
+    batches: int = 10,
+    batch_size: int = 32,
+    shots: int | None = None,
+    head_inputs: int = 1000,
+    seed: int = 0,
+) -> Draws:
+    """Draw rows of the training part: B batches, or K labelled examples per class."""
+    dataset = as_dataset(data)
+    if batches < 1 or batch_size < 1:
+        raise OptionError(
+            f"{batches} batches of {batch_size}", where="--batches", fix="take at least one of each"
+        )
+    train = _train_part(dataset)
+    count = batches * batch_size
+    if shots is not None:
+        chosen = train.per_class(shots, seed=seed, allow_fewer=True)
+        rows = np.flatnonzero(np.isin(train.ids, chosen.ids)) if train.has_ids else _rows_of(train, chosen)
+    else:
+        rows = _order(len(train), seed)[:count]
+    left = np.setdiff1d(np.arange(len(train)), rows)
+    left = left[np.random.default_rng(derive_seed(seed, "rest")).permutation(len(left))]
+    validation = _validation_part(dataset)
+    classes = bool(dataset.label_names) or (dataset.labels is not None)
+    if validation is None and classes and len(left) >= 20:
+        size = min(MOST_VALIDATION, len(left) // 2)
+        validation, left = train.subset(np.sort(left[:size])), left[size:]
+    elif validation is not None and len(validation) > MOST_VALIDATION:
+        validation = validation.take(MOST_VALIDATION, seed=seed)
+    size = min(max(64, count), len(left) // 3)
+    held, left = left[:size], left[size:]
+    if len(held) < 16:
+        held = rows[: max(1, len(rows) // 4)]
+    more = left[: max(0, head_inputs - len(rows))]
+    calibration = train.subset(rows)
+    return Draws(
+        _listed(calibration),
+        _listed(train.subset(np.concatenate([rows, more]).astype(np.int64))),
+        _listed(train.subset(held)),
+        None if validation is None or validation.labels is None else _listed(validation),
+        None if validation is None or validation.labels is None else torch.as_tensor(validation.labels),
+        None
+        if calibration.labels is None or not dataset.label_names
+        else torch.as_tensor(calibration.labels),
+        dataset.label_names,
+        dataset.name,
+        dataset.fingerprint(),
+    )
+
+
+def _order(count: int, seed: int) -> Any:
+    return np.random.default_rng(derive_seed(seed, "calibration")).permutation(count)
+
+
+def _rows_of(train: Dataset, chosen: Dataset) -> Any:
+    known = {str(key): row for row, key in enumerate(train.ids)}
+    return np.array([known[str(key)] for key in chosen.ids])
+
+
+def _train_part(dataset: Dataset) -> Dataset:
+    """The training rows; without splits, all of them."""
+    if dataset.splits is None:
+        return dataset
+    if "train" in dataset.split_sizes:
+        return dataset.split("train")
+    kept = ~np.isin(dataset.splits, ["test", "validation"])
+    if not kept.any():
+        raise DataError(
+            f"it has only {', '.join(dataset.split_sizes)} rows, and transport never looks at test data",
+            where=dataset.name,
+            fix="give the training data",
+        )
+    return dataset.subset(kept)
+
+
+def _validation_part(dataset: Dataset) -> Dataset | None:
+    if dataset.labels is None or dataset.splits is None or "validation" not in dataset.split_sizes:
+        return None
+    return dataset.split("validation")
+
+
+def _listed(dataset: Dataset) -> Sequence[Any]:
+    rows: Sequence[Any] = dataset.inputs  # type: ignore[assignment]
+    return rows

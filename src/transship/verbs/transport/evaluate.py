@@ -1,0 +1,236 @@
+"""How good a transported fine-tune is: its own head, a probe, the source's head, a warm start, and the old
+domain.
+
+Nothing here chooses anything: what is measured on test rows stays a measurement.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transship.activations import LoadedModel
+from transship.errors import DataError, OptionError
+from transship.geometry import Moments, procrustes, ridge
+from transship.verbs.transport.readout import Readout
+from transship.verbs.transport.result import Result
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies of one model; None where a measure does not apply.
+
+    Attributes:
+        own_head: with the model's own (or carried) head.
+        probe: a ridge probe on frozen features, fitted on labelled training rows.
+        reused_head: the fine-tuned source's head on features turned into the source's space.
+        original: with its own head on data of the target's original domain.
+    """
+
+    own_head: float | None = None
+    probe: float | None = None
+    reused_head: float | None = None
+    original: float | None = None
+
+
+def evaluate(
+    model: LoadedModel,
+    test: tuple[Sequence[Any], Tensor],
+    *,
+    train: tuple[Sequence[Any], Tensor] | None = None,
+    tuned: LoadedModel | None = None,
+    original: tuple[Sequence[Any], Tensor] | None = None,
+) -> Evaluation:
+    """Measure a model on labelled test rows.
+
+    Args:
+        model: untouched, transported or fine-tuned.
+        test: inputs and classes.
+        train: labelled rows for the probe; its inputs, unlabelled, also fit the rotation for the reused head.
+        tuned: the fine-tuned source, whose head is reused.
+        original: rows of the domain that the target knew before.
+    """
+    readout = Readout(model)
+    reading = readout.all(test[0])
+    own = None
+    if reading.outputs is not None and reading.outputs.shape[1] > int(test[1].max()):
+        own = _accuracy(reading.outputs, test[1])
+    probe = reused = None
+    if train is not None:
+        known = readout.all(train[0]).features
+        probe = _accuracy(_probe(known, train[1], reading.features), test[1])
+        if tuned is not None:
+            reused = _accuracy(
+                reuse_head(tuned, known, Readout(tuned).all(train[0]).features, reading.features), test[1]
+            )
+    old = None
+    if original is not None:
+        outputs = readout.all(original[0]).outputs
+        old = None if outputs is None else _accuracy(outputs, original[1])
+    return Evaluation(own, probe, reused, old)
+
+
+def reuse_head(tuned: LoadedModel, known: Tensor, theirs: Tensor, features: Tensor) -> Tensor:
+    """Return the source's fine-tuned head on the target's features (Table 9).
+
+    The features are turned into the source's space by the Procrustes map of `known` onto `theirs`: with equal
+    widths and a target that already works in that space this is the paper's direct reuse, up to a rotation.
+    """
+    readout = Readout(tuned)
+    if readout.head is None:
+        raise OptionError("it has no head to reuse", where=tuned.name, fix="give a fine-tune with a head")
+    turn = procrustes(Moments.of(known.double(), theirs.double()), centre=True, scale=True)
+    head = tuned.model.get_submodule(readout.head.path)
+    with torch.no_grad():
+        made: Tensor = head(turn.apply(features.double()).to(next(head.parameters()).dtype))
+    return made
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Fine-tuning curves: (step, loss, accuracy) from the target and from the transported start (Figure
+    2).
+    """
+
+    target: tuple[tuple[int, float, float], ...]
+    transported: tuple[tuple[int, float, float], ...]
+
+
+def warm_start(
+    result: Result,
+    train: tuple[Sequence[Any], Tensor],
+    test: tuple[Sequence[Any], Tensor],
+    *,
+    steps: Sequence[int] = (0, 10, 25, 50, 100),
+    rate: float = 3e-4,
+    batch_size: int = 32,
+    seed: int = 0,
+    trainable: Callable[[str], bool] = lambda name: True,
+) -> WarmStart:
+    """Fine-tune copies of the target and of the transported target alike, and measure at `steps`."""
+    curves = []
+    for module in (copy.deepcopy(result.target.model.model), result.model()):
+        loaded = _like(result.target.model, module)
+        curves.append(_curve(loaded, train, test, sorted(steps), rate, batch_size, seed, trainable))
+    return WarmStart(*curves)
+
+
+def _curve(
+    loaded: LoadedModel,
+    train: tuple[Sequence[Any], Tensor],
+    test: tuple[Sequence[Any], Tensor],
+    steps: Sequence[int],
+    rate: float,
+    batch_size: int,
+    seed: int,
+    trainable: Callable[[str], bool],
+) -> tuple[tuple[int, float, float], ...]:
+    readout, module = Readout(loaded), loaded.model
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(trainable(name))
+    optimiser = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=rate)
+    generator = torch.Generator().manual_seed(seed)
+    points = []
+    for step in range(max(steps) + 1):
+        if step in steps:
+            outputs = readout.all(test[0]).outputs
+            if outputs is None:
+                raise DataError("it has no head to fine-tune", where=loaded.name, fix="give a headed target")
+            loss = float(nn.functional.cross_entropy(outputs, test[1]))
+            points.append((step, loss, _accuracy(outputs, test[1])))
+        rows = torch.randint(len(train[0]), (batch_size,), generator=generator).tolist()
+        with torch.enable_grad():
+            made = readout(loaded.preprocess([train[0][row] for row in rows])).outputs
+            assert made is not None
+            optimiser.zero_grad(set_to_none=True)
+            nn.functional.cross_entropy(made, train[1][rows]).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return tuple(points)
+
+
+def zero_shot_head(
+    clip: LoadedModel, names: Sequence[str], templates: Sequence[str] = ("a photo of a {}.",)
+) -> Tensor:
+    """Return CLIP's zero-shot head [classes, embedding]: unit text features, averaged over templates per
+    class.
+
+    Images are classified by the largest cosine with these rows, as the paper's vision experiments do.
+    """
+    if not hasattr(clip.model, "get_text_features"):
+        raise OptionError("it has no text tower", where=clip.name, fix="give a CLIP model")
+    rows = []
+    with torch.no_grad():
+        for name in names:
+            batch = clip.preprocess([template.format(name) for template in templates])
+            features = nn.functional.normalize(_tensor(clip.run(batch)), dim=1).mean(0)
+            rows.append(nn.functional.normalize(features, dim=0))
+    return torch.stack(rows)
+
+
+class ZeroShotClassifier(nn.Module):
+    """CLIP's image tower with a frozen zero-shot head: 100 cos(image, class)."""
+
+    def __init__(self, clip: nn.Module, head: Tensor, scale: float = 100.0) -> None:
+        super().__init__()
+        self.clip = clip
+        self.scale = scale
+        self.classifier = nn.Linear(head.shape[1], head.shape[0], bias=False)
+        with torch.no_grad():
+            self.classifier.weight.copy_(head)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Return the logits [images, classes]."""
+        features = _tensor(self.clip.get_image_features(pixel_values=pixel_values))  # type: ignore[operator]
+        made: Tensor = self.scale * self.classifier(nn.functional.normalize(features, dim=1))
+        return made
+
+
+def zero_shot(
+    clip: LoadedModel, names: Sequence[str], templates: Sequence[str] = ("a photo of a {}.",)
+) -> LoadedModel:
+    """Return the CLIP model as an image classifier over `names`, ready to be transported to or from."""
+    module = ZeroShotClassifier(clip.model, zero_shot_head(clip, names, templates)).eval()
+    return LoadedModel(
+        clip.name,
+        module,
+        clip.config,
+        None,
+        clip.image_processor,
+        clip.folder,
+        custom=clip.custom,
+        device=clip.device,
+    )
+
+
+def _tensor(made: Any) -> Tensor:
+    found: Tensor = (
+        made if isinstance(made, Tensor) else made["pooler_output"] if "pooler_output" in made else made[0]
+    )
+    return found
+
+
+def _like(model: LoadedModel, module: nn.Module) -> LoadedModel:
+    return LoadedModel(
+        model.name,
+        module.eval(),
+        model.config,
+        model.tokenizer,
+        model.image_processor,
+        model.folder,
+        custom=model.custom,
+        max_length=model.max_length,
+        device=model.device,
+    )
+
+
+def _probe(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
+    wanted = nn.functional.one_hot(labels.long(), int(labels.max()) + 1).double()
+    moments = Moments.of(known.double(), wanted, parts=("aa", "ab"), name="probe")
+    return ridge(moments).apply(features.double())
+
+
+def _accuracy(outputs: Tensor, labels: Tensor) -> float:
+    return float((outputs.argmax(1).cpu() == labels.cpu()).double().mean())

@@ -1,0 +1,220 @@
+"""What the loss feels: Moments of output gradients of two base models in step, and weight gradients of one.
+
+The loss asks each base model for what the fine-tuned source says about the same inputs; no labels are read.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transship.activations import Batch, LoadedModel, SitePair
+from transship.activations.record import Tap, sides_of, view_of, watching
+from transship.activations.step import Lane, Numbered, StepOptions, Stepper, Stream
+from transship.errors import DataError
+from transship.geometry import LinearMap, Moments
+from transship.geometry.moments import Part
+from transship.verbs.transport.readout import Readout, Task
+
+_CROSS: tuple[Part, ...] = ("ab",)
+Loss = Callable[[Batch, Sequence[int]], Tensor]
+
+
+def prediction_loss(
+    readout: Readout, targets: Float[Tensor, "inputs outputs"], task: Task, head: LinearMap | None
+) -> Loss:
+    """Return the summed loss of a model's outputs against the fine-tuned source's, given a batch and input
+    numbers.
+
+    Args:
+        readout: of the model.
+        targets: the fine-tuned source's outputs, by input number.
+        task: `classes` takes the cross entropy against its choices, anything else squared differences.
+        head: turns the model's features into outputs where it has no head that speaks of the same things.
+    """
+    choices = targets.argmax(1)
+
+    def loss(batch: Batch, numbers: Sequence[int]) -> Tensor:
+        reading = readout(batch)
+        outputs: Tensor | None = reading.outputs if head is None else head.apply(reading.features)
+        if outputs is None:
+            raise DataError("it has no head", where=readout.loaded.name, fix="fit one first")
+        rows = torch.as_tensor(list(numbers))
+        if task == "classes":
+            return functional.cross_entropy(outputs, choices[rows].to(outputs.device), reduction="sum")
+        return (outputs - targets[rows].to(outputs)).square().sum()
+
+    return loss
+
+
+def language_loss(loaded: LoadedModel) -> Loss:
+    """Return the summed next-token loss on the inputs themselves: a language model's own prediction task."""
+
+    def loss(batch: Batch, numbers: Sequence[int]) -> Tensor:
+        logits = loaded.run(batch)["logits"]
+        words = batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
+        mask = batch.inputs.get("decoder_attention_mask", batch.inputs.get("attention_mask"))
+        counts = torch.ones_like(words) if mask is None else mask
+        each = functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none"
+        )
+        total: Tensor = (each * counts[:, 1:].flatten()).sum()
+        return total
+
+    return loss
+
+
+class GradientStep:
+    """Output gradients of two models over the same inputs, as Moments per matched pair of sites.
+
+    Attributes:
+        moments: (target site's name, source site's name) → cross moments of the gradients.
+    """
+
+    def __init__(
+        self,
+        source: tuple[LoadedModel, Loss],
+        target: tuple[LoadedModel, Loss],
+        pairs: Iterable[SitePair],
+        options: StepOptions,
+        example: Any,
+        *,
+        unit: bool = True,
+    ) -> None:
+        self.losses = source[1], target[1]
+        self.unit = unit
+        # the views of both sites of every pair that has an output to align
+        self.views = {
+            (pair.name, site.name): (
+                view_of(site, "output"),
+                view_of(pair.target, "output"),
+                site.stack,
+                pair.target.stack,
+            )
+            for pair in pairs
+            for site, _ in pair.sources
+            if "output" in sides_of(pair.target)
+            and "output" in sides_of(site)
+            and pair.target.kind != "block"
+        }
+        streams = {
+            key: (Stream(a.tap, stack_a), Stream(b.tap, stack_b))
+            for key, (a, b, stack_a, stack_b) in self.views.items()
+        }
+        self.stepper = Stepper(source[0], target[0], list(streams.values()), options, example)
+        self.lanes: dict[tuple[str, str], Lane] = {
+            key: self.stepper.lanes[pair] for key, pair in streams.items() if pair in self.stepper.lanes
+        }
+        self.moments: dict[tuple[str, str], Moments] = {}
+
+    def step(self, items: Numbered) -> None:
+        """Add one batch."""
+        inputs, numbers = [item for _, item in items], [number for number, _ in items]
+        sides = self.stepper.source, self.stepper.target
+        batches = sides[0].loaded.preprocess(inputs), sides[1].loaded.preprocess(inputs)
+        aligned = {lane: self.stepper._align(lane, batches, numbers) for lane in set(self.lanes.values())}
+        rows: list[dict[tuple[Tap, Lane], Tensor]] = []
+        for number, (side, batch, loss) in enumerate(zip(sides, batches, self.losses, strict=True)):
+            wanted: dict[Tap, set[Lane]] = {}
+            for key, lane in self.lanes.items():
+                view = self.views[key][0] if number == 0 else self.views[key][1]
+                wanted.setdefault(view.tap, set()).add(lane)
+            found: dict[tuple[Tap, Lane], Tensor] = {}
+            total = partial(loss, batch, numbers)
+            for tap, gradient in output_gradients(side.loaded.model, wanted, total).items():
+                if self.unit:
+                    gradient = _unit_per_input(gradient, batch.size)
+                flat = side.flatten(tap, gradient, batch)
+                if flat is None:
+                    continue
+                for lane in wanted[tap]:
+                    operator = aligned[lane].source if number == 0 else aligned[lane].target
+                    operator = operator if flat[2] is None else operator.through(flat[2])
+                    found[tap, lane] = operator.apply(flat[0])
+            rows.append(found)
+        self._add(rows)
+
+    def _add(self, rows: list[dict[tuple[Tap, Lane], Tensor]]) -> None:
+        for key, lane in self.lanes.items():
+            view_a, view_b, _, _ = self.views[key]
+            if (view_a.tap, lane) not in rows[0] or (view_b.tap, lane) not in rows[1]:
+                continue
+            a, b = rows[0][view_a.tap, lane], rows[1][view_b.tap, lane]
+            a = a if view_a.part is None else view_a.part.columns(a)
+            b = b if view_b.part is None else view_b.part.columns(b)
+            if key not in self.moments:
+                shape = a.shape[1], b.shape[1]
+                self.moments[key] = Moments.zeros(*shape, parts=_CROSS, name=f"{key[0]} gradient")
+            # gradients span many orders of magnitude and there are few of them: exact products cost little
+            self.moments[key].update(a, b, exact=True)
+
+
+def output_gradients(model: nn.Module, taps: Iterable[Tap], loss: Callable[[], Tensor]) -> dict[Tap, Tensor]:
+    """Return ∂loss/∂tensor at every tap that takes part in the loss; no weight gradient is computed."""
+    caught: dict[Tap, Tensor] = {}
+
+    def watch(tap: Tap, tensor: Tensor) -> None:
+        if not tensor.requires_grad:
+            tensor.requires_grad_(True)
+        caught.setdefault(tap, tensor)
+
+    frozen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        with torch.enable_grad(), watching(model, list(taps), watch):
+            total = loss()
+        names = list(caught)
+        gradients = torch.autograd.grad(total, [caught[name] for name in names], allow_unused=True)
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+    return {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+
+
+def weight_descent(
+    loaded: LoadedModel, batches: Iterable[Numbered], loss: Loss, *, vote: str = "mean"
+) -> dict[str, Tensor]:
+    """Return −∂L/∂θ of every parameter: summed over inputs, or as a count of the inputs' own signs
+    (`max`).
+    """
+    model = loaded.model
+    parameters = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.dtype.is_floating_point
+    }
+    before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    total: dict[str, Tensor] = {}
+    try:
+        for parameter in parameters.values():
+            parameter.requires_grad_(True)
+        for items in batches:
+            groups = [[item] for item in items] if vote == "max" else [items]
+            for group in groups:
+                with torch.enable_grad():
+                    value = loss(
+                        loaded.preprocess([item for _, item in group]), [number for number, _ in group]
+                    )
+                gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+                for name, gradient in zip(parameters, gradients, strict=True):
+                    if gradient is not None:
+                        part = -gradient if vote == "mean" else -torch.sign(gradient)
+                        total[name] = total[name] + part if name in total else part
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(before[name])
+    return total
+
+
+def _unit_per_input(gradient: Tensor, size: int) -> Tensor:
+    """Scale every input's gradient to norm 1, so that no single input decides; others are left as they
+    are.
+    """
+    if gradient.shape[0] != size:
+        return gradient
+    norms = gradient.flatten(1).norm(dim=1).clamp_min(1e-30)
+    scaled: Tensor = gradient / norms.reshape(-1, *[1] * (gradient.dim() - 1))
+    return scaled

@@ -1,0 +1,135 @@
+"""Heads for the target in closed form: ridge from its features onto what the fine-tuned source says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.activations.tokens import align_tokens
+from transship.errors import OptionError
+from transship.geometry import LinearMap, Moments, ridge
+from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.readout import Readout, Task
+
+
+@dataclass(frozen=True, eq=False)
+class CarriedHead:
+    """A fitted head.
+
+    Attributes:
+        map: features → outputs.
+        task: of the outputs.
+        label_names: of the classes.
+        inputs: how many inputs it was fitted on.
+        kept: how many inputs were added to keep what the target could do.
+    """
+
+    map: LinearMap
+    task: Task
+    label_names: tuple[str, ...] = ()
+    inputs: int = 0
+    kept: int = 0
+    details: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> Float[Tensor, "outputs width"]:
+        """As a Linear holds it."""
+        return self.map.matrix.T.float().contiguous()
+
+    @property
+    def bias(self) -> Float[Tensor, " outputs"]:
+        """As a Linear holds it."""
+        found = self.map.bias
+        return torch.zeros(self.map.width_target) if found is None else found.float()
+
+
+def carry_head(
+    target: Readout,
+    tuned: Readout,
+    inputs: Sequence[Any],
+    method: Carry,
+    *,
+    keep: Sequence[Any] | None = None,
+    intercept: bool = True,
+    batch_size: int = 32,
+    outputs: Tensor | None = None,
+) -> CarriedHead:
+    """Fit a head for the target as it stands, onto the fine-tuned source's outputs on the same inputs.
+
+    Args:
+        target: the (transported) target.
+        tuned: the fine-tuned source.
+        inputs: raw, unlabelled.
+        method: holds the penalty.
+        keep: raw inputs of the target's own domain. Its own outputs there become further regression targets;
+            both sets of outputs are centred per row and scaled to unit deviation, so that neither drowns
+            the other.
+        intercept: whether the head that receives it has a bias.
+        batch_size: inputs per forward pass.
+        outputs: the fine-tuned source's outputs on `inputs`, where they are known already.
+    """
+    if tuned.task in ("features", "language"):
+        raise OptionError(
+            "the fine-tune has no head to carry"
+            if tuned.task == "features"
+            else "a language model's head is its vocabulary",
+            where="carry",
+            fix="transport the weights alone, with theseus or gradient",
+        )
+    moments: Moments | None = None
+    scale = keep is not None
+    with torch.no_grad():
+        for start in range(0, len(inputs), batch_size):
+            rows = [inputs[row] for row in range(start, min(start + batch_size, len(inputs)))]
+            known = None if outputs is None else outputs[start : start + len(rows)]
+            features, wanted = _rows(target, tuned, rows, known)
+            moments = _added(moments, features, _standard(wanted) if scale else wanted, target)
+        kept = 0
+        if keep is not None:
+            if target.head is None or target.width != tuned.width:
+                raise OptionError(
+                    "the target has no head with the same outputs to keep",
+                    where="--keep",
+                    fix="leave --keep out",
+                )
+            for _, reading in target.batches(keep, batch_size):
+                assert reading.outputs is not None
+                moments = _added(moments, reading.features, _standard(reading.outputs), target)
+                kept += len(reading.features)
+    assert moments is not None
+    fitted = method.fit_head(moments) if intercept else ridge(moments, method.penalty, centre=False)
+    return CarriedHead(fitted, tuned.task, tuned.label_names, len(inputs), kept, dict(fitted.details))
+
+
+def _rows(target: Readout, tuned: Readout, rows: list[Any], known: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the target's features and the fine-tuned source's outputs, row by row (token by token where
+    aligned).
+    """
+    batch = target.loaded.preprocess(rows)
+    if tuned.task != "tokens":
+        features = target(batch).features
+        if known is None:
+            known = tuned(tuned.loaded.preprocess(rows)).outputs
+        assert known is not None
+        return features, known
+    there = tuned.loaded.preprocess(rows)
+    reading, taught = target(batch), tuned(there)
+    assert taught.outputs is not None
+    stack = tuned.head.stack if tuned.head else ""
+    aligned = align_tokens(there.layout(stack), batch.layout(stack), taught.tokens, reading.tokens)
+    return aligned.target.apply(reading.features), aligned.source.apply(taught.outputs)
+
+
+def _added(moments: Moments | None, features: Tensor, wanted: Tensor, target: Readout) -> Moments:
+    if moments is None:
+        shape = features.shape[1], wanted.shape[1]
+        moments = Moments.zeros(*shape, parts=("aa", "ab"), name=f"{target.loaded.name} features")
+    return moments.update(features.float().cpu(), wanted.float().cpu(), exact=True)
+
+
+def _standard(outputs: Tensor) -> Tensor:
+    centred = outputs - outputs.mean(1, keepdim=True)
+    return centred / centred.std().clamp_min(1e-12)

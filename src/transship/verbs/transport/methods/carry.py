@@ -1,0 +1,62 @@
+"""A transport and, in closed form, a head for the target."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.geometry import LinearMap, Moments, ridge
+from transship.registry import build_method
+from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carry(TransportMethod):
+    """Move the update with `body`, then fit a head for the target by ridge onto the fine-tuned source's
+    outputs.
+
+    W = (C_BB + λI)⁻¹ C_BL about the means, b = μ_L − μ_B W: features of the (transported) target against the
+    outputs of the fine-tuned source on the same unlabelled inputs. Ridge is linear in its targets, so
+    carrying the head through a ridge map of features is the same thing. It replaces the target's head: what
+    that could do before is lost unless inputs to keep are given.
+
+    Attributes:
+        body: the method that moves the weights: none, theseus, gradient, identity or transfusion.
+        penalty: λ relative to the mean variance of the features; none takes the least generalised
+            cross-validation error.
+    """
+
+    paper: ClassVar[str] = "ours"
+
+    body: Literal["none", "theseus", "gradient", "identity", "transfusion"] = "theseus"
+    penalty: float | None = None
+
+    @property
+    def requirements(self) -> Requirements:
+        """What the body needs, and a head."""
+        inner = Requirements() if self.body == "none" else self.inner().requirements
+        return dataclasses.replace(inner, head=True)
+
+    def inner(self) -> Any:
+        """Return the body's method."""
+        return build_method("transport", self.body)
+
+    def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
+        """Return the body's update; zero for none."""
+        if self.body == "none":
+            return update.new_zeros(pair.shape)
+        moved: Tensor = self.inner().transport(update, pair)
+        return moved
+
+    def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
+        """Return the body's update of a vector."""
+        if self.body == "none":
+            return update.new_zeros(pair.shape[:1])
+        moved: Tensor = self.inner().transport_vector(update, pair)
+        return moved
+
+    def fit_head(self, moments: Moments) -> LinearMap:
+        """Return the head y = x W + b from Moments of features (a) and the source's outputs (b)."""
+        return ridge(moments, self.penalty, centre=True)

@@ -1,0 +1,71 @@
+"""The part of an update that goes downhill on the target."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.errors import MatchError
+from transship.registry import build_method
+from transship.verbs.transport.draws import gaussian_like
+from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradfix(TransportMethod):
+    """Keep the entries of an update whose sign agrees with descent on the target; drop the others.
+
+    τ_B = τ ∘ 1[sign τ = sign(−∂L/∂θ_B)], Rinaldi et al., "Gradient-sign masking for task vector transport
+    across pre-trained models". It is a sign-descent step as much as a transport: a random update masked in
+    the same way (`control`) is what a figure must beat.
+
+    Attributes:
+        body: which method gives the update of the target's shape: identity (the paper's, for equal shapes),
+            theseus or gradient.
+        vote: mean takes the sign of the summed gradient, max the majority of the examples' own signs.
+        force: take |τ| with the descent's sign everywhere instead of masking.
+        control: mask Gaussian noise of the same norm instead of the update.
+    """
+
+    paper: ClassVar[str] = "GradFix (Rinaldi et al., ICLR 2026)"
+
+    body: Literal["identity", "theseus", "gradient"] = "identity"
+    vote: Literal["mean", "max"] = "mean"
+    force: bool = False
+    control: bool = False
+
+    @property
+    def requirements(self) -> Requirements:
+        """What the body needs, and the target's weight gradients."""
+        inner: Requirements = self._body().requirements
+        return Requirements(
+            parts=inner.parts,
+            gradients=inner.gradients,
+            descent=True,
+            same_shape=inner.same_shape,
+            hidden=inner.hidden,
+        )
+
+    def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
+        """Return the masked update."""
+        return self._mask(self._body().transport(update, pair), pair)
+
+    def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
+        """Return the masked update of a vector."""
+        return self._mask(self._body().transport_vector(update, pair), pair)
+
+    def _body(self) -> Any:
+        return build_method("transport", self.body)
+
+    def _mask(self, moved: Tensor, pair: LayerPair) -> Tensor:
+        if pair.descent is None or pair.descent.shape != moved.shape:
+            raise MatchError("the target has no gradient here", where=pair.name, fix="give labels or a head")
+        if self.control:
+            moved = gaussian_like(moved, moved.shape, pair.seed, pair.name)
+        signs = torch.sign(pair.descent).to(moved.dtype)
+        if self.force:
+            return moved.abs() * signs
+        # sign(0) matches no entry: what the loss does not feel is dropped
+        return torch.where(torch.sign(moved) == signs, moved, torch.zeros_like(moved)) * signs.abs()

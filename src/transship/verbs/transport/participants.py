@@ -1,0 +1,133 @@
+"""The three models of a transport, opened to be read and to run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from transship.activations import LoadedModel, load_model
+from transship.checkpoints import Adapter, Checkpoint
+from transship.checkpoints import open as open_checkpoint
+from transship.errors import CheckpointError, OptionError
+from transship.verbs.transport.readout import Readout
+from transship.verbs.transport.source_update import SourceUpdate, check_relation
+
+
+@dataclass(eq=False)
+class Participant:
+    """One model: weights at rest where it came from disk, and the module that runs.
+
+    Attributes:
+        name: as the user gave it.
+        loaded: None for an adapter, which runs on its base.
+        checkpoint: None for a module in memory.
+    """
+
+    name: str
+    loaded: LoadedModel | None
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def model(self) -> LoadedModel:
+        """The model that runs."""
+        if self.loaded is None:
+            raise OptionError("an adapter has no model of its own", where=self.name, fix="give it as TUNED")
+        return self.loaded
+
+    def fingerprint(self) -> str:
+        """Return a hash of the weights."""
+        if self.checkpoint is not None:
+            return self.checkpoint.fingerprint()
+        import hashlib
+
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """How models are opened."""
+
+    device: str = "cpu"
+    dtype: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    preprocess: Any = None
+
+
+def open_participant(reference: Any, opening: Opening, *, adapter: bool = False) -> Participant:
+    """Open a folder, hub id, module or LoadedModel; with `adapter` a LoRA folder too."""
+    if isinstance(reference, LoadedModel):
+        return Participant(reference.name, reference)
+    if isinstance(reference, nn.Module):
+        loaded = load_model(reference, device=opening.device, preprocess=opening.preprocess)
+        return Participant(loaded.name, loaded)
+    checkpoint = reference
+    if not isinstance(reference, Checkpoint):
+        checkpoint = open_checkpoint(
+            reference, allow_pickle=opening.allow_pickle, trust_remote_code=opening.trust_remote_code
+        )
+    if isinstance(checkpoint, Adapter):
+        if not adapter:
+            raise CheckpointError(
+                "it is an adapter, not a model",
+                where=checkpoint.name,
+                fix="give adapters as TUNED, between SOURCE and TARGET",
+            )
+        return Participant(checkpoint.name, None, checkpoint)
+    loaded = load_model(
+        checkpoint,
+        device=opening.device,
+        dtype=opening.dtype,
+        head=has_head(checkpoint.config),
+        trust_remote_code=opening.trust_remote_code,
+        preprocess=opening.preprocess,
+        name=checkpoint.name,
+    )
+    return Participant(checkpoint.name, loaded, checkpoint)
+
+
+def has_head(config: dict[str, Any]) -> bool:
+    """Return whether the config's architecture is a headed one, `BertForSequenceClassification` and not
+    `BertModel`.
+    """
+    name = str((config.get("architectures") or ["Model"])[0])
+    return not name.endswith("Model") or name.endswith("LMHeadModel")
+
+
+def source_update(source: Participant, tuned: Participant, target: Participant) -> tuple[SourceUpdate, float]:
+    """Return the update and its relative size; a wrong pair is named."""
+    try:
+        update = _update(source, tuned)
+        return update, check_relation(update, source.model.model, (source.name, tuned.name))
+    except CheckpointError as error:
+        if tuned.loaded is None or not _related(target, tuned):
+            raise
+        raise CheckpointError(
+            f"it is a fine-tune of TARGET ({target.name}), not of SOURCE ({source.name})",
+            where=tuned.name,
+            fix="swap the two: transship transport SOURCE TUNED TARGET, where TUNED was made from SOURCE",
+        ) from error
+
+
+def _update(source: Participant, tuned: Participant) -> SourceUpdate:
+    if source.checkpoint is not None and tuned.checkpoint is not None:
+        return SourceUpdate.between_checkpoints(source.checkpoint, tuned.checkpoint, source.model)
+    return SourceUpdate.between_modules(source.model.model, tuned.model.model)
+
+
+def _related(base: Participant, tuned: Participant) -> bool:
+    try:
+        check_relation(_update(base, tuned), base.model.model, (base.name, tuned.name))
+    except CheckpointError:
+        return False
+    return True
+
+
+def shares_outputs(source: Participant, target: Participant) -> bool:
+    """Return whether the heads of both base models speak of the same outputs."""
+    return Readout(source.model).shares_outputs(Readout(target.model))

@@ -1,0 +1,246 @@
+"""The costly statistics of a pair of models: saved, resumable, and shared by every method and strength."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transship.activations import LoadedModel, Matching, SitePair
+from transship.activations.collect import collect
+from transship.activations.step import Batches, StepOptions
+from transship.activations.tokens import Align
+from transship.geometry import LinearMap, Moments, load_moments, ridge, save_moments
+from transship.verbs.transport.embeddings import attention_heads
+from transship.verbs.transport.gradients import (
+    GradientStep,
+    Loss,
+    language_loss,
+    prediction_loss,
+    weight_descent,
+)
+from transship.verbs.transport.moved import Prepared
+from transship.verbs.transport.protocol import Requirements
+from transship.verbs.transport.readout import Readout, Task
+from transship.verbs.transport.rebasin import match_units
+from transship.verbs.transport.source_update import SourceUpdate
+
+# Rows per site: enough for the widest map to be determined several times over, fewer than all tokens of many
+# inputs.
+ROWS_PER_WIDTH = 4
+LEAST_TOKENS = 8
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The inputs that maps are fitted on, and how they are read.
+
+    Attributes:
+        inputs: raw, unlabelled.
+        batch_size: inputs per forward pass.
+        align: how tokens correspond.
+        tokens_per_input: at most so many tokens per input; None chooses by the widths, 0 takes all.
+        seed: of the draw of tokens.
+        folder: where the state is kept, to go on after a kill.
+    """
+
+    inputs: Sequence[Any]
+    batch_size: int = 32
+    align: Align = "auto"
+    tokens_per_input: int | None = None
+    seed: int = 0
+    folder: Path | None = None
+
+    def tokens(self, matching: Matching) -> int | None:
+        """Return the cap on tokens per input, None for all."""
+        if self.tokens_per_input == 0:
+            return None
+        if self.tokens_per_input is not None:
+            return self.tokens_per_input
+        widths = [
+            max(pair.target.in_width, pair.target.out_width, pair.source.in_width, pair.source.out_width)
+            for pair in matching.pairs
+            if pair.target.kind == "linear" and pair.target.role != "head"
+        ]
+        return max(LEAST_TOKENS, math.ceil(ROWS_PER_WIDTH * max(widths, default=1) / len(self.inputs)))
+
+    def batches(self, length: Callable[[Any], int]) -> Batches:
+        """Return numbered batches of similar length."""
+        return Batches(self.inputs, self.batch_size, length)
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """What the fine-tuned source says about the calibration inputs.
+
+    Attributes:
+        task: what its outputs are.
+        outputs: [inputs, outputs]; its features where it has no head. None for tasks per token.
+    """
+
+    task: Task
+    outputs: Tensor | None
+
+
+def changed_pairs(matching: Matching, update: SourceUpdate) -> Matching:
+    """Return the pairs whose source changed, and the blocks that embeddings need: the others cost nothing."""
+    changed = set(update.changed({name for pair in matching.pairs for name in _names(pair)}))
+    tables = any(
+        pair.target.kind in ("embedding", "conv", "parameter") and set(_names(pair)) & changed
+        for pair in matching.pairs
+    )
+    queries = {
+        (pair.target.stack, pair.target.block)
+        for pair in matching.pairs
+        if pair.target.role == "embedding.relative" and set(_names(pair)) & changed
+    }
+
+    def wanted(pair: SitePair) -> bool:
+        site = pair.target
+        if site.kind == "block":
+            return tables and site.block == 0
+        relative = site.role == "attention.query" and (site.stack, site.block) in queries
+        return relative or bool(set(_names(pair)) & changed)
+
+    return Matching(
+        tuple(pair for pair in matching.pairs if wanted(pair)), matching.unmatched, matching.depths
+    )
+
+
+def prepare(
+    source: LoadedModel,
+    target: LoadedModel,
+    matching: Matching,
+    calibration: Calibration,
+    requirements: Requirements,
+    *,
+    teacher: Teacher | None = None,
+    labels: Tensor | None = None,
+    vote: str = "mean",
+    rebasin: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Prepared:
+    """Collect what `requirements` name, over the calibration inputs."""
+    collected = None
+    total = len(calibration.inputs)
+
+    def report(what: str) -> Callable[[int], None] | None:
+        return None if progress is None else lambda done: progress(what, done, total)
+
+    if requirements.parts:
+        collected = collect(
+            source,
+            target,
+            matching,
+            calibration.inputs,
+            align=calibration.align,
+            tokens_per_input=calibration.tokens(matching),
+            seed=calibration.seed,
+            parts=requirements.parts,
+            kinds=("linear", "norm", "scale", "block"),
+            blend=False,
+            batch_size=calibration.batch_size,
+            folder=None
+            if calibration.folder is None
+            else calibration.folder / f"moments-{'-'.join(requirements.parts)}",
+            save_every=max(1, total // calibration.batch_size // 4),
+            progress=report("activations"),
+        )
+    gradients: dict[tuple[str, str], Moments] = {}
+    descent: dict[str, Tensor] = {}
+    if requirements.gradients and teacher is not None:
+        gradients = _gradients(source, target, matching, calibration, teacher, report("gradients"))
+    if requirements.descent and teacher is not None:
+        loss = _loss(Readout(target), calibration, teacher, labels)
+        descent = weight_descent(target, calibration.batches(target.length), loss, vote=vote)
+    orders = None
+    if requirements.permutations:
+        tensors = [dict(model.model.named_parameters()) for model in (source, target)]
+        orders = match_units(
+            [pair.target for pair in matching.pairs if len(pair.sources) == 1],
+            lambda name: tensors[0][_source_name(matching, name)],
+            lambda name: tensors[1][name],
+            heads=attention_heads(target),
+            seed=calibration.seed,
+            **(rebasin or {}),
+        )
+    return Prepared(matching, collected, gradients, descent, orders)
+
+
+def fit_features_head(
+    readout: Readout, calibration: Calibration, outputs: Tensor, penalty: float | None = None
+) -> LinearMap:
+    """Return the ridge head from a model's features onto `outputs` by input number: closed form, no
+    labels.
+    """
+    moments: Moments | None = None
+    for rows, reading in readout.batches(calibration.inputs, calibration.batch_size):
+        features = reading.features.float().cpu()
+        wanted = outputs[rows].float()
+        if moments is None:
+            moments = Moments.zeros(
+                features.shape[1], wanted.shape[1], parts=("aa", "ab"), name=f"{readout.loaded.name} features"
+            )
+        moments.update(features, wanted, exact=True)
+    assert moments is not None
+    return ridge(moments, penalty)
+
+
+def _gradients(
+    source: LoadedModel,
+    target: LoadedModel,
+    matching: Matching,
+    calibration: Calibration,
+    teacher: Teacher,
+    report: Callable[[int], None] | None,
+) -> dict[tuple[str, str], Moments]:
+    file = None if calibration.folder is None else calibration.folder / "gradients.safetensors"
+    if file is not None and file.is_file():
+        return {(name.split("\t")[0], name.split("\t")[1]): one for name, one in load_moments(file).items()}
+    losses = [_loss(Readout(model), calibration, teacher, None) for model in (source, target)]
+    options = StepOptions(align=calibration.align, seed=calibration.seed)
+    linear = [pair for pair in matching.pairs if pair.target.kind in ("linear", "norm", "scale")]
+    step = GradientStep((source, losses[0]), (target, losses[1]), linear, options, calibration.inputs[0])
+    done = 0
+    for items in calibration.batches(target.length):
+        step.step(items)
+        done += len(items)
+        if report is not None:
+            report(done)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_moments(file, {"\t".join(key): one for key, one in step.moments.items()})
+    return step.moments
+
+
+def _loss(readout: Readout, calibration: Calibration, teacher: Teacher, labels: Tensor | None) -> Loss:
+    """Return the loss of one base model against the teacher, through a ridge head where it has none of its
+    own.
+    """
+    if teacher.task == "language":
+        return language_loss(readout.loaded)
+    assert teacher.outputs is not None
+    outputs = teacher.outputs
+    if labels is not None:
+        outputs = torch.nn.functional.one_hot(labels, outputs.shape[1]).float()
+    own = readout.task == teacher.task and readout.width == outputs.shape[1]
+    head = None if own else fit_features_head(readout, calibration, teacher.outputs)
+    return prediction_loss(readout, outputs, teacher.task, head)
+
+
+def _names(pair: SitePair) -> list[str]:
+    return [name for site, _ in pair.sources for name in (site.weight, site.bias) if name is not None]
+
+
+def _source_name(matching: Matching, name: str) -> str:
+    """Return the source's parameter that stands for a target's."""
+    for pair in matching.pairs:
+        if pair.target.weight == name and pair.source.weight is not None:
+            return pair.source.weight
+        if pair.target.bias == name and pair.source.bias is not None:
+            return pair.source.bias
+    return name

@@ -1,0 +1,166 @@
+"""What a transport method is handed and what it gives back: one layer at a time, tensors and Moments only.
+
+A layer is y = x Wᵀ + b with W stored as (out, in). A is the source model, B the target model; an update of
+the source's weight is τ_A (out_a × in_a), the target's is τ_B (out_b × in_b). A map T (width_a × width_b)
+takes rows of A's space into B's.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transship.errors import MatchError, OptionError
+from transship.geometry import LinearMap, Moments
+from transship.geometry.moments import Part
+from transship.registry import Method
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What has to be prepared before a method can run.
+
+    Attributes:
+        parts: the parts of the activation Moments that it reads; empty when it needs no activations.
+        gradients: whether it reads Moments of the output gradients (one backward pass of each base model).
+        descent: whether it reads the target's own weight gradients.
+        permutations: whether it reads permutations that match the source's units to the target's.
+        same_shape: whether it can only move updates between layers of equal shape.
+        head: whether it fits a head for the target.
+        hidden: the weight that an MLP's units behind the activation get in the Moments of its first layer's
+            outputs.
+    """
+
+    parts: tuple[Part, ...] = ()
+    gradients: bool = False
+    descent: bool = False
+    permutations: bool = False
+    same_shape: bool = False
+    head: bool = False
+    hidden: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class LayerPair:
+    """One layer of the source and its partner in the target.
+
+    Attributes:
+        name: the target's site, for messages.
+        shape: (out_b, in_b) of the target's weight.
+        inputs: Moments of what enters the layer, a = source, b = target.
+        outputs: Moments of what leaves it.
+        gradients: Moments of ∂L/∂output.
+        descent: −∂L/∂W_B, or a count of votes with the same sign; (out_b, in_b) or (out_b,) as the update is.
+        input_order: input_order[i] is the source's unit at the target's input i.
+        output_order: likewise for outputs.
+        seed: for methods that draw.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    inputs: Moments | None = None
+    outputs: Moments | None = None
+    gradients: Moments | None = None
+    descent: Float[Tensor, "..."] | None = None
+    input_order: Int[Tensor, " in_b"] | None = None
+    output_order: Int[Tensor, " out_b"] | None = None
+    seed: int = 0
+
+    def side(self, which: str) -> Moments:
+        """Return the Moments `inputs`, `outputs` or `gradients`; a clear error when they were not
+        collected.
+        """
+        found: Moments | None = getattr(self, which)
+        if found is None:
+            raise MatchError(
+                f"there are no Moments of its {which}",
+                where=self.name,
+                fix="collect them for this pair first",
+            )
+        return found
+
+
+class TransportMethod(Method):
+    """A way of moving an update from a source layer to a target layer. Frozen dataclass; no state, no
+    files.
+    """
+
+    @cached_property
+    def name(self) -> str:
+        """The `--method` name: the name of the file that defines the class."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def requirements(self) -> Requirements:
+        """What must be prepared."""
+        return Requirements()
+
+    @abstractmethod
+    def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
+        """Return the update of the target's weight."""
+
+    @abstractmethod
+    def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
+        """Return the update of a vector along the output axis: a bias, the shift of a norm."""
+
+
+class SidedMethod(TransportMethod):
+    """A method of the form τ_B = T_outᵀ τ_A T_in: one map per side, whatever the update.
+
+    Because the form is a product, the factors of a low-rank update move one by one and the rank stays.
+    """
+
+    @abstractmethod
+    def input_map(self, pair: LayerPair) -> LinearMap:
+        """Return T_in (in_a × in_b)."""
+
+    @abstractmethod
+    def output_map(self, pair: LayerPair) -> LinearMap:
+        """Return T_out (out_a × out_b)."""
+
+    def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
+        """Return T_outᵀ τ_A T_in in the update's dtype; the product is taken in float64."""
+        return move(update, self.input_map(pair), self.output_map(pair))
+
+    def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
+        """Return T_outᵀ δb."""
+        return move_vector(update, self.output_map(pair))
+
+
+def move(
+    update: Float[Tensor, "out_a in_a"], input_map: LinearMap, output_map: LinearMap
+) -> Float[Tensor, "out_b in_b"]:
+    """Return T_outᵀ τ_A T_in, multiplied in the precision of the maps."""
+    moved: Tensor = output_map.matrix.T @ update.to(output_map.matrix.dtype) @ input_map.matrix
+    return moved.to(update.dtype)
+
+
+def move_vector(update: Float[Tensor, " out_a"], output_map: LinearMap) -> Float[Tensor, " out_b"]:
+    """Return T_outᵀ δb."""
+    moved: Tensor = output_map.matrix.T @ update.to(output_map.matrix.dtype)
+    return moved.to(update.dtype)
+
+
+def move_factors(
+    up: Float[Tensor, "out_a rank"],
+    down: Float[Tensor, "rank in_a"],
+    input_map: LinearMap,
+    output_map: LinearMap,
+) -> tuple[Float[Tensor, "out_b rank"], Float[Tensor, "rank in_b"]]:
+    """Return (T_outᵀ U, D T_in): the factors of T_outᵀ (U D) T_in."""
+    moved_up: Tensor = output_map.matrix.T @ up.to(output_map.matrix.dtype)
+    moved_down: Tensor = down.to(input_map.matrix.dtype) @ input_map.matrix
+    return moved_up.to(up.dtype), moved_down.to(down.dtype)
+
+
+def require_same_shape(update: Float[Tensor, "..."], pair: LayerPair, method: str) -> None:
+    """Raise unless the update has the shape that the target's weight has."""
+    wanted = pair.shape[: update.ndim]
+    if tuple(update.shape) != tuple(wanted):
+        raise OptionError(
+            f"'{method}' cannot move an update of shape {tuple(update.shape)} to {tuple(wanted)}",
+            where=pair.name,
+            fix="choose theseus, or a target of the source's shape",
+        )

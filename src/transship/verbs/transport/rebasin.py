@@ -1,0 +1,232 @@
+"""Which unit of the source is which of the target: permutations found from the weights of two models of one
+shape.
+
+Units form groups: the residual stream (one group, or one per stretch between two additions), the heads of
+every attention, the neurons of every MLP. A weight touches at most one group per axis. Coordinate descent
+visits the groups in a drawn order; with all others fixed, the best permutation of a group is a linear
+assignment (Ainsworth et al., "Git Re-Basin"; attention in two phases after TransFusion). Convention:
+permuted = source[order], order[i] is the source's unit at the target's place i.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from transship.activations import Site, read_bias, read_weight
+from transship.numerics import derive_seed
+
+Orders = dict[str, Int[Tensor, " units"]]
+Reader = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The groups that the two axes of a site's weight belong to; None where an axis is not permuted."""
+
+    out: str | None
+    into: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Weight:
+    """One tensor of both models, as (out, in) or (out,), and the groups of its axes."""
+
+    source: Tensor
+    target: Tensor
+    groups: tuple[str | None, ...]
+
+
+def site_axes(site: Site, residual: str, last: int) -> Axes:
+    """Return the groups of a site: `residual` shared, or segments named by block and place; `last` is the
+    block count.
+    """
+    stack, role = site.stack, site.role
+    cross = role.startswith("cross_")
+
+    def stream(block: int, place: int) -> str:
+        if residual == "shared":
+            return f"{stack}.residual"
+        steps = 3 if stack == "decoder" else 2
+        return f"{stack}.residual.{block * steps + place}"
+
+    if site.block is None:
+        if role in ("norm.final", "head", "projection", "pooler", "head.transform"):
+            return Axes(stream(last, 0) if role == "norm.final" else None, stream(last, 0))
+        return Axes(stream(0, 0), None)
+    block = site.block
+    after_attention = 1
+    after_cross = 2 if stack == "decoder" else 1
+    after_mlp = 3 if stack == "decoder" else 2
+    entering = {"attention": 0, "cross_attention": 1, "mlp": after_cross}
+    leaving = {"attention": after_attention, "cross_attention": after_cross, "mlp": after_mlp}
+    if role.startswith(("norm.", "scale.")):
+        part, _, side = role.partition(".")[2].rpartition("_")
+        part = part or role.partition(".")[2]
+        if part not in entering:
+            return Axes(None, None)
+        place = leaving[part] if side == "out" or role.startswith("scale.") else entering[part]
+        return Axes(stream(block, place), None)
+    part, _, which = role.partition(".")
+    if part not in entering:
+        return Axes(None, None)
+    inner = f"{stack}.{block}.{part}"
+    if which == "out":
+        return Axes(stream(block, leaving[part]), inner)
+    into: str | None = stream(block, entering[part])
+    if cross and which in ("key", "value"):
+        into = "encoder.residual" if residual == "shared" else None
+    return Axes(inner, into)
+
+
+def match_units(
+    sites: Iterable[Site],
+    source: Reader,
+    target: Reader,
+    *,
+    heads: int,
+    residual: str = "shared",
+    sweeps: int = 100,
+    seed: int = 0,
+) -> tuple[Orders, dict[str, Axes]]:
+    """Return the order of every group, and the axes of every site by name.
+
+    Args:
+        sites: of either model; both have the same ones.
+        source: reads a parameter of the source by name.
+        target: likewise.
+        heads: attention heads.
+        residual: `shared` or `segments`.
+        sweeps: most passes over all groups.
+        seed: draws the order of visits.
+    """
+    sites = list(sites)
+    last = 1 + max((site.block for site in sites if site.block is not None), default=-1)
+    axes = {site.name: site_axes(site, residual, last) for site in sites}
+    weights = list(_weights(sites, axes, source, target))
+    if residual == "segments":
+        weights.extend(_shortcuts(weights))
+    touching: dict[str, list[tuple[_Weight, int]]] = defaultdict(list)
+    for weight in weights:
+        for axis, group in enumerate(weight.groups):
+            if group is not None:
+                touching[group].append((weight, axis))
+    orders = {group: torch.arange(found[0][0].target.shape[found[0][1]]) for group, found in touching.items()}
+    attentions = {group for group in orders if group.endswith("attention")}
+    matched = {
+        group: _match_heads(touching[group], heads)
+        for group in attentions
+        if heads
+        and orders[group].numel() % heads == 0
+        and not any(len(weight.groups) == 0 for weight, _ in touching[group])
+    }
+    generator = torch.Generator().manual_seed(derive_seed(seed, "rebasin"))
+    for _ in range(sweeps):
+        changed = False
+        names = list(orders)
+        for index in torch.randperm(len(names), generator=generator).tolist():
+            group = names[index]
+            gain = _gain(touching[group], group, orders)
+            found = _within_heads(gain, matched[group]) if group in matched else _assign(gain)
+            if float(gain[torch.arange(len(found)), found].sum()) > float(
+                gain[torch.arange(len(found)), orders[group]].sum()
+            ) + 1e-9 * float(gain.abs().max()):
+                orders[group], changed = found, True
+        if not changed:
+            break
+    return orders, axes
+
+
+def _weights(
+    sites: Iterable[Site], axes: Mapping[str, Axes], source: Reader, target: Reader
+) -> Iterable[_Weight]:
+    for site in sites:
+        groups = axes[site.name]
+        if site.weight is None or (groups.out is None and groups.into is None):
+            continue
+        both = [reader(site.weight).detach().double() for reader in (source, target)]
+        if both[0].shape != both[1].shape:
+            continue
+        if site.kind in ("norm", "scale"):
+            yield _Weight(both[0], both[1], (groups.out,))
+        elif site.kind in ("embedding", "parameter"):
+            flat = [tensor.reshape(-1, tensor.shape[-1]).T for tensor in both]
+            yield _Weight(flat[0], flat[1], (groups.out, None))
+        else:
+            matrices = [read_weight(site, tensor) for tensor in both]
+            yield _Weight(matrices[0], matrices[1], (groups.out, groups.into))
+        if site.bias is not None and groups.out is not None:
+            biases = [read_bias(site, reader(site.bias).detach().double()) for reader in (source, target)]
+            yield _Weight(biases[0], biases[1], (groups.out,))
+
+
+def _shortcuts(weights: Iterable[_Weight]) -> Iterable[_Weight]:
+    """Identities between consecutive segments of the residual stream: what ties their permutations
+    together.
+    """
+    widths: dict[str, dict[int, int]] = defaultdict(dict)
+    for weight in weights:
+        for axis, group in enumerate(weight.groups):
+            stem, _, number = (group or "").rpartition(".")
+            if stem.endswith("residual") and number.isdigit():
+                widths[stem][int(number)] = weight.target.shape[axis]
+    for stem, found in widths.items():
+        numbers = sorted(found)
+        for before, after in itertools.pairwise(numbers):
+            identity = torch.eye(found[before], dtype=torch.float64)
+            yield _Weight(identity, identity, (f"{stem}.{after}", f"{stem}.{before}"))
+
+
+def _gain(
+    touching: Iterable[tuple[_Weight, int]], group: str, orders: Orders
+) -> Float[Tensor, "places units"]:
+    """gain[i, j] = Σ over weights of ⟨target's slice i, source's slice j with all other axes permuted⟩."""
+    total: Tensor | None = None
+    for weight, axis in touching:
+        moved = weight.source
+        for other, name in enumerate(weight.groups):
+            if other != axis and name is not None:
+                moved = moved.index_select(other, orders[name])
+        left = weight.target.movedim(axis, 0).reshape(weight.target.shape[axis], -1)
+        right = moved.movedim(axis, 0).reshape(moved.shape[axis], -1)
+        product = left @ right.T
+        total = product if total is None else total + product
+    assert total is not None
+    return total
+
+
+def _assign(gain: Float[Tensor, "places units"]) -> Int[Tensor, " places"]:
+    """Return order with the largest Σ gain[i, order[i]]."""
+    return torch.from_numpy(linear_sum_assignment(gain.numpy(), maximize=True)[1])
+
+
+def _match_heads(touching: Iterable[tuple[_Weight, int]], heads: int) -> Int[Tensor, " heads"]:
+    """Match heads by the sorted singular values of their slices, which no permutation within or around them
+    changes.
+    """
+    distance = torch.zeros(heads, heads, dtype=torch.float64)
+    for weight, axis in touching:
+        if len(weight.groups) < 2:
+            continue
+        spectra = []
+        for tensor in (weight.target, weight.source):
+            slices = tensor.movedim(axis, 0).reshape(heads, -1, tensor.shape[1 - axis])
+            spectra.append(torch.linalg.svdvals(slices))
+        distance += torch.cdist(spectra[0], spectra[1])
+    return torch.from_numpy(linear_sum_assignment(distance.numpy())[1])
+
+
+def _within_heads(
+    gain: Float[Tensor, "places units"], heads: Int[Tensor, " heads"]
+) -> Int[Tensor, " places"]:
+    size = gain.shape[0] // len(heads)
+    order = torch.empty(gain.shape[0], dtype=torch.int64)
+    for place, head in enumerate(heads.tolist()):
+        rows, columns = slice(place * size, (place + 1) * size), slice(head * size, (head + 1) * size)
+        order[rows] = head * size + _assign(gain[rows, columns])
+    return order

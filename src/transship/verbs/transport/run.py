@@ -1,0 +1,75 @@
+"""Moves a fine-tune: the function that users call."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transship.registry import build_method
+from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.prepare import Progress
+from transship.verbs.transport.protocol import TransportMethod
+from transship.verbs.transport.result import Result
+from transship.verbs.transport.roles import Roles
+from transship.verbs.transport.settings import Settings
+from transship.verbs.transport.work import Work
+
+
+def transport(
+    source: Any,
+    tuned: Any,
+    target: Any,
+    *,
+    data: Any,
+    method: str | TransportMethod = "auto",
+    options: Mapping[str, Any] | None = None,
+    keep: Any = None,
+    roles: Roles | str | dict[str, str] = "all",
+    prepared: str | Path | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    preprocess: Any = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Result:
+    """Move what `tuned` learned on top of `source` to `target`.
+
+    Args:
+        source: the base of the fine-tune: a folder, a hub id, an nn.Module or a LoadedModel.
+        tuned: the fine-tune, likewise, or a LoRA adapter folder.
+        target: the model that the fine-tune moves to.
+        data: unlabelled inputs of the task (a Dataset, a path, or inputs in memory); labels, where there are
+            any, choose the strength on a validation part. Test rows are never read.
+        method: a registered name, a method, or `auto`.
+        options: the method's parameters, when it is given by name.
+        keep: inputs of the target's own domain, so that a carried head keeps what the target could do.
+        roles: `all`, `paper`, or choices by role (`Roles`).
+        prepared: a folder for the statistics; a killed run goes on there, and later runs reuse them.
+        device: where models run.
+        dtype: the dtype they run in.
+        preprocess: for modules: raw inputs → the model's arguments.
+        trust_remote_code: run code that a model's repository carries.
+        allow_pickle: read .bin files too.
+        progress: called with (what, done, total).
+        **settings: fields of `Settings`.
+    """
+    opening = Opening(
+        device=device,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        allow_pickle=allow_pickle,
+        preprocess=preprocess,
+    )
+    chosen = Settings(roles=Roles.parse(roles), **settings)
+    work = Work.open(source, tuned, target, data, opening, chosen, prepared=prepared, progress=progress)
+    if isinstance(method, str) and method != "auto":
+        method = build_method("transport", method, options)
+    return work.run(method, keep=keep)
+
+
+def default_prepared() -> Path:
+    """Return where statistics are kept: `$TRANSSHIP_CACHE/transport`, else `~/.cache/transship/transport`."""
+    named = os.environ.get("TRANSSHIP_CACHE")
+    return (Path(named) if named else Path.home() / ".cache" / "transship") / "transport"

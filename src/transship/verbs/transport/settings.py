@@ -1,0 +1,53 @@
+"""Everything that a transport can be told beside its models, data and method."""
+
+from dataclasses import dataclass, field
+
+from transship.activations.match import Depth
+from transship.activations.tokens import Align
+from transship.errors import OptionError
+from transship.verbs.transport.judge import GRID
+from transship.verbs.transport.roles import Roles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that a transport can be told beside its models, data and method.
+
+    Attributes:
+        strength: a number, or `auto`.
+        batches: B calibration batches of `batch_size` unlabelled inputs.
+        batch_size: inputs per batch.
+        shots: K labelled examples per class instead of batches.
+        head_inputs: inputs that a carried head is fitted on.
+        path_steps: the update is moved in so many parts, maps re-estimated between.
+        depth: what stands for a target block: interpolate, nearest or skip.
+        align: how tokens correspond.
+        tokens_per_input: at most so many tokens per input; None chooses by the widths, 0 takes all.
+        roles: what happens to norms, embeddings and heads.
+        grid: strengths that `auto` tries.
+        validation: whether labels may choose the strength; otherwise agreement with the fine-tuned source
+            does.
+        seed: fixes every random choice.
+    """
+
+    strength: float | str = "auto"
+    batches: int = 10
+    batch_size: int = 32
+    shots: int | None = None
+    head_inputs: int = 1000
+    path_steps: int = 1
+    depth: Depth = "interpolate"
+    align: Align = "auto"
+    tokens_per_input: int | None = None
+    roles: Roles = field(default_factory=Roles)
+    grid: tuple[float, ...] = GRID
+    validation: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.strength, str) and self.strength != "auto":
+            raise OptionError(
+                f"'{self.strength}' is no strength", where="--strength", fix="give a number or auto"
+            )
+        if self.path_steps < 1:
+            raise OptionError(f"{self.path_steps} path steps", where="--path-steps", fix="give 1 or more")

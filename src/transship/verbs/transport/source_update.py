@@ -1,0 +1,162 @@
+"""The update of the source under the names of its module's parameters, wherever it comes from."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transship.activations import LoadedModel
+from transship.checkpoints import Adapter, Checkpoint, Update
+from transship.checkpoints.names import translation
+from transship.errors import CheckpointError
+
+# A fine-tune moves its weights by a few percent; another model of the same shape lies at about √2.
+_STRANGER = 0.7
+
+
+@dataclass(eq=False)
+class SourceUpdate:
+    """τ_A by parameter name.
+
+    Attributes:
+        dense_tensors: in memory, when the models were given as modules.
+        update: lazy, when they were given as checkpoints.
+        names: parameter of the source's module → tensor of the checkpoint.
+        strays: tensors of the update that no parameter of the module holds.
+        adapter: whether it came as low-rank factors.
+    """
+
+    dense_tensors: dict[str, Tensor] = field(default_factory=dict)
+    update: Update | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    strays: tuple[str, ...] = ()
+    adapter: bool = False
+
+    @classmethod
+    def between_modules(cls, source: nn.Module, tuned: nn.Module) -> "SourceUpdate":
+        """Return the difference of two modules' parameters; names may differ by a prefix."""
+        before, after = dict(source.named_parameters()), dict(tuned.named_parameters())
+        names = translation(list(before), list(after))
+        both = {name: (before[name], after[other]) for name, other in names.items()}
+        fits = {name: pair for name, pair in both.items() if pair[0].shape == pair[1].shape}
+        dense = {name: (b.detach().float() - a.detach().float()).cpu() for name, (a, b) in fits.items()}
+        strays = tuple(name for name in after if name not in set(names.values()))
+        return cls(dense_tensors=dense, strays=strays)
+
+    @classmethod
+    def between_checkpoints(cls, source: Checkpoint, tuned: Checkpoint, model: LoadedModel) -> "SourceUpdate":
+        """Return the update of `tuned` (a checkpoint or an adapter) over `source`."""
+        adapter = isinstance(tuned, Adapter)
+        update = (
+            Update.from_adapter(tuned, source) if adapter else Update.between(source, tuned, unmatched="skip")
+        )
+        names = parameter_names(model, source)
+        held = set(names.values())
+        strays = tuple(name for name in (*update.names, *update.added) if name not in held)
+        return cls(update=update, names=names, strays=strays, adapter=adapter)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.dense_tensors or (self.update is not None and self.names.get(name) in self.update)
+
+    def dense(self, name: str) -> Tensor:
+        """Return the change of one parameter, float32."""
+        if self.update is None:
+            return self.dense_tensors[name]
+        return torch.from_numpy(self.update.dense(self.names[name]))
+
+    def factors(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return factors whose product is the stored change, or None where it is dense."""
+        if self.update is None:
+            return None
+        found = self.update.factors(self.names[name])
+        return (
+            None
+            if found is None
+            else (torch.from_numpy(np.array(found[0])), torch.from_numpy(np.array(found[1])))
+        )
+
+    def changed(self, names: Iterable[str]) -> dict[str, float]:
+        """Return parameter → norm of its change, for those that changed at all."""
+        found = {}
+        for name in names:
+            if name in self:
+                norm = float(self.dense(name).double().norm())
+                if norm > 0:
+                    found[name] = norm
+        return found
+
+
+def _parameter_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return parameter → tensor of the checkpoint, tied names included.
+
+    Newer transformers name some modules differently in memory and on disk; its own renaming rules say how.
+    What it converts in other ways (experts that are stacked) has no tensor of its own.
+    """
+    parameters = [name for name, _ in model.named_parameters()]
+    stored = [*checkpoint.tensors, *checkpoint.tied]
+    renamed = {_renamed(name, rules): name for rules in [_renamings(model)] for name in stored}
+    return {name: renamed[other] for name, other in translation(parameters, list(renamed)).items()}
+
+
+def _renamings(model: nn.Module) -> list[Any]:
+    """Return the rules by which transformers renames a file's tensors into the module's; none for other
+    modules.
+    """
+    try:
+        from transformers import PreTrainedModel
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:  # transformers before 5 keeps the names of the file
+        return []
+    if not isinstance(model, PreTrainedModel):
+        return []
+    return [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+
+
+def _renamed(name: str, rules: list[Any]) -> str:
+    if not rules:
+        return name
+    from transformers.core_model_loading import rename_source_key
+
+    made: str = rename_source_key(name, rules, [])[0]
+    return made
+
+
+def parameter_names(model: LoadedModel, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return parameter of the module → independent tensor of its checkpoint."""
+    found = _parameter_names(model.model, checkpoint)
+    return {name: checkpoint.tied.get(other, other) for name, other in found.items()}
+
+
+def check_relation(update: SourceUpdate, source: nn.Module, names: tuple[str, str]) -> float:
+    """Return ‖τ_A‖ / ‖θ_A‖; raise when the two are no base and fine-tune.
+
+    Weights of an unrelated model are about orthogonal and of equal size, which gives √2.
+    """
+    moved = before = 0.0
+    for name, parameter in source.named_parameters():
+        if name in update and parameter.ndim >= 2:
+            moved += float(update.dense(name).double().square().sum())
+            before += float(parameter.detach().double().square().sum())
+    if before == 0.0:
+        raise CheckpointError(
+            f"it shares no weights with {names[0]}",
+            where=names[1],
+            fix="give a fine-tune of SOURCE, or an adapter for it",
+        )
+    relative = math.sqrt(moved / before)
+    if relative > _STRANGER:
+        raise CheckpointError(
+            f"its weights differ from {names[0]} by {100 * relative:.0f} %, so it is no fine-tune of it",
+            where=names[1],
+            fix="check the order of arguments: SOURCE TUNED TARGET",
+        )
+    if relative == 0.0:
+        raise CheckpointError(
+            f"its weights equal those of {names[0]}", where=names[1], fix="give the fine-tuned model as TUNED"
+        )
+    return relative

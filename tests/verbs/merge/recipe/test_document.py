@@ -1,0 +1,63 @@
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transship.errors import OptionError
+from transship.verbs.merge.recipe.document import Block, parse_documents, read_documents
+
+scalars = st.one_of(
+    st.booleans(), st.integers(-9, 9), st.floats(-9, 9), st.text("abcxyz", min_size=1), st.none()
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text("abc", min_size=1), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), trees, min_size=1, max_size=5), st.booleans())
+def test_a_document_means_what_yaml_says(tree: dict[str, object], flow: bool):
+    text = yaml.safe_dump(tree, default_flow_style=flow)
+    assert parse_documents(text) == [yaml.safe_load(text)]
+
+
+def test_every_key_remembers_its_line():
+    (found,) = parse_documents("a: 1\n\nb:\n  c: 2\n  d: [1, {e: 3}]\n")
+    assert found.lines == {"a": 1, "b": 3}
+    assert found["b"].where("d") == "recipe:5"
+    assert isinstance(found["b"]["d"][1], Block)
+
+
+def test_aliases_and_merge_keys_work():
+    (found,) = parse_documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n")
+    assert found["y"] == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [*a]", "an alias contains itself"),
+        ("a: 1\na: 2", "recipe:2: the key 'a' stands here twice"),
+        ("a: [1", "this is no YAML"),
+        ("- 1", "a recipe is a mapping"),
+        ("", "the recipe is empty"),
+        ("a: !!python/object:os.system x", "cannot be read as"),
+        ("<<: 3", "<< takes a mapping"),
+        ("a: \x01", "this is no YAML"),
+    ],
+)
+def test_what_is_no_recipe_is_one_sentence(text: str, message: str):
+    with pytest.raises(OptionError) as caught:
+        parse_documents(text)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(OptionError, match="no such recipe"):
+        read_documents(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(OptionError, match="cannot be read"):
+        read_documents(tmp_path / "bytes.yaml")

@@ -1,0 +1,297 @@
+"""Joining, guarding, forecasting, choosing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from transship.errors import DataError, NumericalError, OptionError
+from transship.verbs.translate import KernelRidge, Procrustes, Ridge, load_map
+from transship.verbs.translate.advice import advise
+from transship.verbs.translate.choosing import compare_ways
+from transship.verbs.translate.fitting import Relevance, fit_pairs
+from transship.verbs.translate.pairs import Pairs, find_wrong_pairs, read_pairs
+from transship.verbs.translate.quality import (
+    fuse,
+    map_thresholds,
+    measure,
+    ndcg,
+    neighbours,
+    out_of_sample,
+    restore_variance,
+)
+from transship.verbs.translate.run import check, fit
+from transship.verbs.translate.stores import open_source
+
+
+def spaces(count: int = 700, seed: int = 0, old: int = 24, new: int = 20):
+    """Two encoders of the same things: a shared hidden state, bent differently, with noise of their own."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(count, 10))
+    mixing = np.random.default_rng(99)
+    return tuple(
+        unit(
+            np.tanh(hidden @ mixing.normal(size=(10, width)) / 2)
+            + 0.3 * rng.normal(size=(count, width))
+            + 0.2
+        )
+        for width in (old, new)
+    )
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def pairs(count: int = 700, seed: int = 0) -> Pairs:
+    old, new = spaces(count, seed)
+    return Pairs([f"id {number}" for number in range(count)], old, new)
+
+
+def write(path: Path, rows: np.ndarray, ids: list) -> str:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+    pq.write_table(pa.table({"id": ids, "vector": vectors}), path)
+    return str(path)
+
+
+def join(tmp_path: Path, old, old_ids, new, new_ids, **options) -> Pairs:
+    first = open_source(write(tmp_path / "old.parquet", old, old_ids))
+    second = open_source(write(tmp_path / "new.parquet", new, new_ids))
+    return read_pairs(first, second, **options)
+
+
+def test_stores_are_joined_by_id_whatever_their_order_and_size(tmp_path: Path):
+    old, new = spaces(200)
+    order = np.random.default_rng(1).permutation(120)
+    found = join(tmp_path, old, list(range(200)), new[order], [str(i) for i in order])
+    assert (len(found), found.only_old, found.only_new) == (120, 80, 0)
+    places = [int(identity) for identity in found.ids]
+    np.testing.assert_array_equal(found.old, old[places])
+    np.testing.assert_array_equal(found.new, new[places])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("other ids", "none of 100 and 100 ids occur on both sides"),
+        ("few", "only 20 ids occur on both sides"),
+        ("twice", "the id '7' occurs more than once"),
+        ("nan", "vectors hold NaN or infinity, the first is id 5"),
+        ("zero", "1 of 100 vectors are all zero, the first has id 5"),
+    ],
+)
+def test_pairs_that_cannot_be_used_are_one_sentence(change: str, message: str, tmp_path: Path):
+    old, new = spaces(100)
+    ids, others = list(range(100)), list(range(100))
+    if change == "other ids":
+        others = [f"x{i}" for i in ids]
+    if change == "few":
+        others = [i + 80 for i in ids]
+    if change == "twice":
+        others[50] = 7
+    if change == "nan":
+        new[5, 2] = np.nan
+    if change == "zero":
+        new[5] = 0
+    with pytest.raises(DataError, match=message):
+        join(tmp_path, old, ids, new, others)
+
+
+def test_pairs_are_drawn_by_seed(tmp_path: Path):
+    old, new = spaces(200)
+    first, second, third = (
+        join(tmp_path, old, list(range(200)), new, list(range(200)), most=60, seed=seed).ids
+        for seed in (0, 0, 1)
+    )
+    assert first == second != third
+
+
+def test_wrong_pairs_are_found_and_right_ones_are_not():
+    old, new = spaces(1000)
+    predicted = Ridge().fit(old, new).leave_one_out(old, new)
+    assert find_wrong_pairs(predicted, new).share < 0.005
+    rng = np.random.default_rng(0)
+    wrong = rng.choice(1000, 50, replace=False)
+    shuffled = new.copy()
+    shuffled[wrong] = new[np.roll(wrong, 1)]
+    found = find_wrong_pairs(Ridge().fit(old, shuffled).leave_one_out(old, shuffled), shuffled)
+    assert 0.04 <= found.share <= 0.06
+    assert np.isin(found.wrong, wrong).mean() > 0.9
+
+
+def test_a_few_wrong_pairs_are_named_and_a_shuffled_list_is_refused():
+    good = pairs()
+    rng = np.random.default_rng(0)
+    wrong = rng.choice(700, 40, replace=False)
+    some = good.new.copy()
+    some[wrong] = some[np.roll(wrong, 1)]
+    with pytest.raises(DataError, match=r"pairs \(\d\.\d%\) do not belong together, such as id \d+"):
+        fit_pairs(Pairs(good.ids, good.old, some), method="ridge")
+    shuffled = Pairs(good.ids, good.old, good.new[rng.permutation(700)])
+    with pytest.raises(DataError, match="the ids look shuffled"):
+        fit_pairs(shuffled, method="ridge")
+
+
+def test_a_map_below_the_gate_is_not_made():
+    with pytest.raises(NumericalError, match="below the gate of 99%"):
+        fit_pairs(pairs(), method="procrustes", gate=0.99)
+
+
+def test_force_writes_what_the_gate_refuses():
+    assert fit_pairs(pairs(), method="procrustes", gate=0.99, force=True).chosen.name == "procrustes"
+
+
+def test_every_candidate_is_forecast_and_the_best_is_chosen_with_a_reason():
+    found = fit_pairs(pairs(), curve=True)
+    names = [one.name for one in found.candidates]
+    assert names == ["procrustes", "ridge", "kernel", "irp"]
+    best = max(one.forecast.recall for one in found.candidates)
+    assert found.chosen.forecast.recall >= best - 0.005
+    assert found.chosen.name in found.why
+    assert 0 < found.old_alone < 1
+    assert {size for _, size, _ in found.curve} >= {100, 200, 500, 630}
+    assert len(found.advice) == 5
+    assert "ranked relevant documents better" in found.advice[0]
+
+
+def test_the_forecast_is_what_held_out_rows_get():
+    for method in ("ridge", "kernel"):
+        chosen = fit_pairs(pairs(2000), method=method, held_out=0.3, restore=False).chosen
+        assert abs(chosen.forecast.cosine - chosen.held_out.cosine) < 0.01
+        assert abs(chosen.forecast.recall - chosen.held_out.recall) < 0.025
+
+
+def test_forecasts_by_folds_never_see_the_row():
+    old, new = spaces(80)
+    predicted = out_of_sample(Procrustes(), old, new)
+    moved = new.copy()
+    moved[3] = -moved[3]
+    np.testing.assert_allclose(out_of_sample(Procrustes(), old, moved)[3], predicted[3], atol=1e-6)
+
+
+def test_variance_is_restored_along_every_axis_of_the_target():
+    old, new = spaces(1500)
+    for method in (Ridge(), KernelRidge(inverse=False)):
+        fitted = method.fit(old[:1000], new[:1000])
+        predicted = out_of_sample(fitted, old[:1000], new[:1000])
+        restored = restore_variance(fitted, predicted, new[:1000])
+        values, axes = np.linalg.eigh(np.cov(new[:1000].T))
+        spread = ((restored.transform(old[1000:]) - new.mean(0)) @ axes).std(0)
+        np.testing.assert_allclose(spread, np.sqrt(values), rtol=0.2)
+        assert (((fitted.transform(old[1000:]) - new.mean(0)) @ axes).std(0) < 0.95 * spread).mean() > 0.7
+
+
+def test_thresholds_map_to_scores_that_are_as_selective():
+    old, new = spaces(400)
+    mapped = map_thresholds(old, new, np.asarray([0.3, 0.6]))
+    rows, columns = np.triu_indices(400, 1)
+    before, after = ((part @ part.T)[rows, columns] for part in (old, new))
+    for given, found in zip((0.3, 0.6), mapped, strict=True):
+        assert abs((before > given).mean() - (after > found).mean()) < 0.002
+    np.testing.assert_allclose(map_thresholds(old, old, np.asarray([0.3, 0.6])), [0.3, 0.6], atol=2e-3)
+
+
+def test_measures_agree_with_the_obvious_loops():
+    old, new = spaces(60)
+    moved = unit(new + 0.3 * old[:, :20])
+    found = measure(moved, new, k=5)
+    shares, twins = [], []
+    for row in range(60):
+        others = [i for i in range(60) if i != row]
+        native = sorted(others, key=lambda i, r=row: -(new[i] @ new[r]))[:5]
+        ours = sorted(others, key=lambda i, r=row: -(moved[i] @ new[r]))[:5]
+        shares.append(len(set(native) & set(ours)) / 5)
+        twins.append(int(np.argmax(moved @ new[row]) == row))
+    np.testing.assert_allclose(
+        (found.recall, found.twin_recall), (np.mean(shares), np.mean(twins)), atol=1e-9
+    )
+    np.testing.assert_allclose(found.cosine, (moved * new).sum(1).mean(), atol=1e-6)
+
+
+def test_ndcg_agrees_with_scikit_learn():
+    from sklearn.metrics import ndcg_score
+
+    rng = np.random.default_rng(0)
+    scores, grades = rng.normal(size=(7, 30)), rng.integers(0, 3, size=(7, 30))
+    relevance = {q: {d: float(g) for d, g in enumerate(row) if g} for q, row in enumerate(grades)}
+    np.testing.assert_allclose(ndcg(scores, relevance, 10), ndcg_score(grades, scores, k=10))
+
+
+def test_fused_scores_do_not_depend_on_the_scale_of_either():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(4, 50)), rng.normal(size=(4, 50))
+    np.testing.assert_allclose(fuse(first, second), fuse(5 * first + 3, 0.1 * second), atol=1e-12)
+
+
+def test_judgements_give_ndcg_of_native_old_translated_and_fused_rows():
+    good = pairs(600)
+    queries_old, queries_new = spaces(40, seed=5)
+    top = neighbours(queries_new, good.new, 3)
+    grades = {row: {f"id {one}": 1.0 for one in top[row]} for row in range(40)}
+    found = fit_pairs(good, method="ridge", relevance=Relevance(queries_new, grades, queries_old))
+    assert found.ndcg_native == pytest.approx(1.0)
+    assert 0 < found.chosen.ndcg < 1
+    assert found.chosen.fused > 0
+    assert found.ndcg_old > 0
+    assert any("On your own judgements" in line for line in found.advice)
+
+
+def test_a_query_map_is_measured_with_and_without_the_mean():
+    found = fit_pairs(pairs(), method="ridge", direction="query")
+    assert found.translator.n_features_in_ == 20
+    assert found.translator.n_features_out_ == 24
+    assert found.query_side is not None
+    assert found.query_side.keep_mean == (found.query_side.with_mean[1] >= found.query_side.without_mean[1])
+
+
+def test_the_shared_space_is_no_candidate():
+    with pytest.raises(DataError, match="maps into a shared space"):
+        fit_pairs(pairs(), method="relative")
+    with pytest.raises(OptionError, match="did you mean 'ridge'"):
+        fit_pairs(pairs(), method="rigde")
+
+
+def test_advice_follows_the_case_and_never_simply_says_translate():
+    facts = {"recall": 0.5, "old": 0.45, "pairs": 2000, "method": "ridge"}
+    lazy = advise(**facts, texts=True, old_encoder=True)
+    assert len(lazy) == 2
+    assert "LazyIndex" in lazy[1]
+    gone = advise(**facts, texts=False, old_encoder=False)
+    assert "kernel" in gone[1]
+    assert "variance restored" in gone[1]
+    worse = advise(**facts, texts=True, old_encoder=True, ndcg=0.5, ndcg_old=0.6)
+    assert "the old index as it is ranks better" in worse[1]
+
+
+def test_ways_of_choosing_anchors_are_compared():
+    found = compare_ways(pairs(), 150)
+    assert set(found) == {"random", "farthest", "kmeans"}
+    assert all(0.2 < recall < 1 for recall in found.values())
+
+
+def test_fit_and_check_work_on_stores(tmp_path: Path):
+    old, new = spaces(900)
+    ids = list(range(900))
+    first, second = (
+        write(tmp_path / "old.parquet", old[:600], ids[:600]),
+        write(tmp_path / "new.parquet", new[:600], ids[:600]),
+    )
+    fitted = fit(first, second, tmp_path / "map", method="ridge", source_model="a", target_model="b")
+    about = load_map(tmp_path / "map").about
+    assert (about["source"], about["target"], about["unit_target"]) == ("a", "b", True)
+    assert about["quality"]["kind"] == "document to document"
+    others = [
+        write(tmp_path / f"{name}2.parquet", rows[600:], ids[600:])
+        for name, rows in (("old", old), ("new", new))
+    ]
+    quality, _, count = check(tmp_path / "map", *others)
+    assert count == 300
+    assert abs(quality.cosine - fitted.fit.chosen.forecast.cosine) < 0.03
+    with pytest.raises(DataError, match="pairs are 20 and 24 wide"):
+        check(tmp_path / "map", *others[::-1])
+    with pytest.raises(DataError, match="both sides are of 'a'"):
+        fit(first, second, tmp_path / "map2", source_model="a", target_model="a")

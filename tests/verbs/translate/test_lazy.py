@@ -1,0 +1,173 @@
+"""Lazy migration on every kind of index, with texts that are numbers and an encoder that is a table."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transship.errors import DataError, OptionError
+from transship.verbs.translate import LazyIndex, Ridge, restore_variance
+from transship.verbs.translate.quality import neighbours, overlap
+from transship.verbs.translate.stores import qdrant
+
+_SPEC = importlib.util.spec_from_file_location(
+    "lazy_store_helpers", Path(__file__).with_name("store_helpers.py")
+)
+helpers = importlib.util.module_from_spec(_SPEC)
+sys.modules["lazy_store_helpers"] = helpers
+_SPEC.loader.exec_module(helpers)
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+class World:
+    """Documents 1..n in an old and a new space, queries in both, and the new encoder as a lookup."""
+
+    def __init__(self, count: int = 400, queries: int = 40) -> None:
+        rng = np.random.default_rng(0)
+        hidden = rng.normal(size=(count + queries, 10))
+        spaces = [
+            unit(
+                np.tanh(hidden @ rng.normal(size=(10, width)))
+                + 0.4 * rng.normal(size=(count + queries, width))
+            )
+            for width in (24, 18)
+        ]
+        self.old, self.new = (space[:count] for space in spaces)
+        self.old_queries, self.queries = (space[count:] for space in spaces)
+        self.ids = list(range(1, count + 1))
+        self.texts = {identity: str(identity) for identity in self.ids}
+        self.embedded: list[str] = []
+        self.fitted = Ridge().fit(self.old[:300], self.new[:300])
+        self.query_map = Ridge().fit(self.new[:300], self.old[:300])
+
+    def embed(self, texts):
+        self.embedded += texts
+        return self.new[[int(text) - 1 for text in texts]]
+
+    def recall(self, index: LazyIndex, **options) -> float:
+        found = index.search_many(self.queries, 10, **options)
+        best = neighbours(self.queries, self.new, 10) + 1
+        return overlap(np.asarray([[int(hit.id) for hit in row] for row in found]), best)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(autouse=True)
+def closed_clients():
+    yield
+    qdrant.close_clients()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npy", "lance", "qdrant", "faiss"])
+def test_every_kind_of_index_answers_new_queries_and_stays_untouched(kind: str, world: World, tmp_path: Path):
+    count = 100
+    name = helpers.build(kind, tmp_path, world.old[:count])
+    index = LazyIndex(name, world.fitted, embed=world.embed, texts=world.texts, query_map=world.query_map)
+    assert len(index) == count
+    hits = index.search(world.queries[0], 5, candidates=count)
+    assert {hit.by for hit in hits} == {"native"}
+    best = neighbours(world.queries[:1], world.new[:count], 5)[0] + 1
+    assert [int(hit.id) for hit in hits] == best.tolist()
+    translated = index.search(world.queries[1], 5, rescore="translate", candidates=30)
+    assert len(translated) == 5
+
+
+def test_more_candidates_re_embedded_find_more(world: World):
+    plain = LazyIndex((world.ids, world.old), world.fitted, query_map=world.query_map)
+    lazy = [
+        LazyIndex(
+            (world.ids, world.old),
+            embed=world.embed,
+            texts=world.texts,
+            query_map=world.query_map,
+            candidates=c,
+        )
+        for c in (20, 50, 150)
+    ]
+    recalls = [world.recall(index) for index in lazy]
+    assert world.recall(plain) < recalls[1] < recalls[2]
+    assert recalls[0] < recalls[2]
+    assert recalls[2] > 0.85
+
+
+def test_candidates_of_the_old_encoder_need_no_map(world: World):
+    index = LazyIndex((world.ids, world.old), embed=world.embed, texts=world.texts, candidates=100)
+    assert world.recall(index, old_queries=world.old_queries) > 0.6
+    with pytest.raises(OptionError, match="needs the old encoder's query or a map"):
+        index.search(world.queries[0])
+
+
+def test_a_text_is_embedded_once_and_kept_through_restarts(world: World, tmp_path: Path):
+    options = {
+        "embed": world.embed,
+        "texts": world.texts,
+        "query_map": world.query_map,
+        "journal": tmp_path / "new",
+    }
+    index = LazyIndex((world.ids, world.old), **options)
+    first = index.search(world.queries[0])
+    count = len(world.embedded)
+    assert count == 100
+    index.search(world.queries[0])
+    assert len(world.embedded) == count
+    with (tmp_path / "new").open("ab") as file:
+        file.write(b'{"id": 3, "vector": "00ff')  # cut off by a kill
+    again = LazyIndex((world.ids, world.old), **options)
+    assert again.moved == count / 400
+    assert [(hit.id, hit.by) for hit in again.search(world.queries[0])] == [(hit.id, hit.by) for hit in first]
+    assert len(world.embedded) == count
+    again.search(world.queries[1])
+    assert len(LazyIndex((world.ids, world.old), **options).native) == len(set(world.embedded))
+
+
+def test_mixed_rows_are_ranked_together_better_when_variance_is_restored(world: World):
+    predicted = world.fitted.leave_one_out(world.old[:300], world.new[:300])
+    restored = restore_variance(world.fitted, predicted, world.new[:300])
+    recalls = []
+    for translator in (world.fitted, restored):
+        index = LazyIndex((world.ids, world.old), translator, query_map=world.query_map, candidates=400)
+        index.native = {identity: world.new[identity - 1] for identity in world.ids[::2]}
+        recalls.append(world.recall(index))
+    index.calibrate(world.queries)
+    assert recalls[1] >= recalls[0] - 0.005
+    assert world.recall(index) >= recalls[0] - 0.005
+
+
+def test_calibration_brings_translated_scores_to_native_ones(world: World):
+    index = LazyIndex((world.ids, world.old), world.fitted, query_map=world.query_map)
+    index.native = {identity: world.new[identity - 1] for identity in world.ids[300:]}
+    slope, offset = index.calibrate(world.queries)
+    translated = unit(world.fitted.transform(world.old[300:])) @ world.queries.T
+    native = world.new[300:] @ world.queries.T
+    np.testing.assert_allclose((slope * translated + offset).mean(), native.mean(), atol=1e-4)
+    np.testing.assert_allclose((slope * translated).std(), native.std(), rtol=1e-4)
+
+
+def test_fused_scores_rank_all_rows(world: World):
+    index = LazyIndex((world.ids, world.old), world.fitted)
+    hits = index.fused(world.queries[0], world.old_queries[0], 10)
+    assert len({hit.id for hit in hits}) == 10
+    assert hits[0].score >= hits[-1].score
+
+
+def test_what_is_missing_is_said(world: World):
+    index = LazyIndex((world.ids, world.old), world.fitted)
+    with pytest.raises(OptionError, match="pass embed and texts"):
+        index.move([1])
+    with pytest.raises(DataError, match="move at least 20 rows"):
+        index.calibrate(world.queries)
+    with pytest.raises(OptionError, match="is no index"):
+        LazyIndex(42)
+    broken = LazyIndex((world.ids, world.old), embed=world.embed, texts={}, query_map=world.query_map)
+    with pytest.raises(DataError, match="has no text of id"):
+        broken.search(world.queries[0])

@@ -1,0 +1,268 @@
+"""Pairs of every family, from folder to folder: transported, saved, loaded again; adapters stay adapters."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from transship.verbs.transport import transport
+
+WORDS = [
+    first + second for first in "bcdfgklm" for second in ("ad", "en", "ip", "og", "un", "ar", "el", "is")
+]
+VOCABULARY = len(WORDS) + 3
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, generator.integers(6, 14))) for _ in range(count)]
+
+
+def save(model: nn.Module, folder: Path, words: list[str] | None = WORDS) -> str:
+    model.eval().save_pretrained(folder)
+    if words is not None:
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        vocabulary = {word: row for row, word in enumerate(["<pad>", "<unk>", "</s>", *words])}
+        made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        PreTrainedTokenizerFast(
+            tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", model_max_length=32
+        ).save_pretrained(folder)
+    return str(folder)
+
+
+def t5(width: int, heads: int, blocks: int = 2):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY,
+            d_model=width,
+            d_kv=8,
+            d_ff=2 * width,
+            num_layers=blocks,
+            num_heads=heads,
+            dropout_rate=0.0,
+            decoder_start_token_id=0,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+def gpt2(width: int, heads: int, blocks: int = 2):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=width,
+            n_layer=blocks,
+            n_head=heads,
+            n_positions=32,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=2,
+            eos_token_id=2,
+        )
+    )
+
+
+def llama(width: int, heads: int, blocks: int = 2):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=blocks,
+            num_attention_heads=heads,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+        )
+    )
+
+
+def clip(width: int, heads: int, blocks: int = 2):
+    from transformers import CLIPConfig, CLIPModel
+
+    tower = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+    }
+    return CLIPModel(
+        CLIPConfig(
+            text_config={
+                **tower,
+                "vocab_size": VOCABULARY,
+                "max_position_embeddings": 16,
+                "eos_token_id": 2,
+                "bos_token_id": 1,
+            },
+            vision_config={**tower, "image_size": 28, "patch_size": 7},
+            projection_dim=16,
+        )
+    )
+
+
+FAMILIES = {"t5": t5, "gpt2": gpt2, "llama": llama, "clip": clip}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_pair_of_other_width_goes_from_folder_to_folder(kit, tmp_path, name):
+    build = FAMILIES[name]
+    words = None if name == "clip" else WORDS
+    torch.manual_seed(0)
+    base, wide = kit.spread(build(32, 4), 1), kit.spread(build(48, 6, 3), 2)
+    tuned = kit.nudge(base, size=0.05)
+    folders = [
+        save(model, tmp_path / title, words) for title, model in (("a", base), ("tuned", tuned), ("b", wide))
+    ]
+    data = kit.pictures(48, channels=3) if name == "clip" else sentences(48)
+    result = transport(*folders, data=data, method="theseus", strength=1.0, batches=1)
+    result.save(tmp_path / "out")
+    loaded = type(wide).from_pretrained(tmp_path / "out")
+    before, after = wide.state_dict(), loaded.state_dict()
+    assert set(before) == set(after)
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed
+    for key in changed:
+        assert torch.isfinite(after[key]).all()
+    reasons = {one.tensor: one.reason for one in result.moved.left}
+    names = {key for key, _ in base.named_parameters()}
+    sources = {part for layer in result.moved.layers for part in layer.sources}
+    assert sources
+    if name == "clip":
+        assert all("text" in tensor or "logit" in tensor for tensor in reasons), reasons
+        assert any("does not run on these inputs" in reason for reason in reasons.values())
+        assert any("vision" in key for key in changed)
+    else:
+        assert not reasons, reasons
+        assert len(changed) >= len(names)
+
+
+@pytest.mark.slow
+def test_t5_gpt2_and_llama_twins_of_one_model_get_their_update_back(kit, tmp_path):
+    for name in ("t5", "gpt2", "llama"):
+        torch.manual_seed(0)
+        base = kit.spread(FAMILIES[name](32, 4), 5)
+        tuned = kit.nudge(base, size=0.05)
+        folders = [
+            save(model, tmp_path / f"{name}-{title}") for title, model in (("a", base), ("tuned", tuned))
+        ]
+        result = transport(
+            *folders,
+            folders[0],
+            data=sentences(256),
+            method="theseus",
+            strength=1.0,
+            batches=8,
+            dtype="float64",
+            tokens_per_input=0,
+        )
+        result.save(tmp_path / f"{name}-out")
+        loaded = type(base).from_pretrained(tmp_path / f"{name}-out").state_dict()
+        for key, wanted in tuned.state_dict().items():
+            torch.testing.assert_close(loaded[key], wanted, atol=2e-5, rtol=1e-4, msg=f"{name} {key}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_an_adapter_becomes_an_adapter_that_equals_the_dense_transport(kit, tmp_path, name):
+    peft = pytest.importorskip("peft")
+    build = FAMILIES[name]
+    torch.manual_seed(0)
+    base, wide = build(32, 4), build(48, 6)
+    kit.spread(base, 1)
+    kit.spread(wide, 2)
+    folders = [save(model, tmp_path / title) for title, model in (("a", base), ("b", wide))]
+    modules = ["c_attn", "c_proj", "c_fc"] if name == "gpt2" else ["q_proj", "v_proj", "down_proj"]
+    adapted = peft.get_peft_model(
+        type(base).from_pretrained(folders[0]),
+        peft.LoraConfig(
+            r=3, lora_alpha=5, target_modules=modules, fan_in_fan_out=name == "gpt2", init_lora_weights=False
+        ),
+    )
+    adapted.save_pretrained(tmp_path / "lora")
+    merged = adapted.merge_and_unload()
+    merged_folder = save(merged, tmp_path / "merged")
+    arguments = {"data": sentences(96), "method": "theseus", "strength": 2.0, "batches": 3}
+    moved = transport(folders[0], str(tmp_path / "lora"), folders[1], **arguments)
+    dense = transport(folders[0], merged_folder, folders[1], **arguments)
+    moved.save(tmp_path / "out")
+    loaded = peft.PeftModel.from_pretrained(type(wide).from_pretrained(folders[1]), str(tmp_path / "out"))
+    ranks = {config.r for config in loaded.peft_config.values()}
+    assert ranks == {3}
+    merged_target = loaded.merge_and_unload().state_dict()
+    wanted = dense.model().state_dict()
+    for key, tensor in wanted.items():
+        torch.testing.assert_close(merged_target[key], tensor, atol=1e-4, rtol=1e-4, msg=key)
+    ids = torch.randint(3, VOCABULARY, (4, 9))
+    with torch.no_grad():
+        there, here = dense.model()(ids).logits, loaded(ids).logits
+    torch.testing.assert_close(here, there, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp_path):
+    peft = pytest.importorskip("peft")
+    import shutil
+
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    source = models_dir / "smollm2-135m"
+    adapted = peft.get_peft_model(
+        AutoModelForCausalLM.from_pretrained(source),
+        peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
+    )
+    adapted.save_pretrained(tmp_path / "lora")
+    torch.manual_seed(0)
+    small = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=49152,
+            hidden_size=96,
+            intermediate_size=192,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+    )
+    small.save_pretrained(tmp_path / "small")
+    for file in source.glob("*token*"):
+        shutil.copyfile(file, tmp_path / "small" / file.name)
+    texts = [
+        "The cat sat on the mat.",
+        "Rivers run to the sea.",
+        "He wrote a short letter.",
+        "Rain fell all night.",
+    ] * 8
+    result = transport(
+        str(source),
+        str(tmp_path / "lora"),
+        str(tmp_path / "small"),
+        data=texts,
+        method="theseus",
+        strength=1.0,
+        batches=1,
+    )
+    assert all("3 blocks against 30" in one.reason for one in result.moved.left)
+    result.save(tmp_path / "out")
+    loaded = peft.PeftModel.from_pretrained(
+        LlamaForCausalLM.from_pretrained(tmp_path / "small"), str(tmp_path / "out")
+    )
+    merged = loaded.merge_and_unload().state_dict()
+    wanted = result.model().state_dict()
+    for key, tensor in wanted.items():
+        torch.testing.assert_close(merged[key], tensor, atol=1e-4, rtol=1e-3, msg=key)
+    ranks = {name: factors[0].shape[1] for name, factors in result.moved.factors.items()}
+    assert ranks["model.layers.0.self_attn.q_proj.weight"] == 2
+    assert ranks["model.layers.1.self_attn.q_proj.weight"] == 4, "it stands between two source blocks"

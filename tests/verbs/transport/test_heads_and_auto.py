@@ -1,0 +1,222 @@
+"""Carried heads, the automatic choice, path steps and evaluation, on small models whose answers are known."""
+
+import numpy as np
+import pytest
+import torch
+
+from transship.activations import load_model
+from transship.errors import OptionError
+from transship.verbs.transport import Settings, Work, kinship, transport
+from transship.verbs.transport.evaluate import evaluate, warm_start, zero_shot
+from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.readout import Readout
+
+
+def test_carry_puts_the_dense_ridge_head_into_the_target(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
+    tuned, images = kit.nudge(source, size=0.3), kit.pictures(200)
+    work = Work.open(source, tuned, target, images, Opening(), Settings(batches=2, strength=1.0))
+    result = work.run(Carry(body="none", penalty=0.1))
+    rows = np.stack(list(work.draws.head))
+    # a third of what is not calibration is held out for comparing methods
+    assert result.head.inputs == len(rows) == 200 - (200 - 64) // 3
+    x = Readout(load_model(target)).all(list(rows)).features.double()
+    y = kit.logits(tuned, rows).double()
+    centred = x - x.mean(0)
+    second = centred.T @ centred
+    penalty = 0.1 * second.diagonal().mean() * torch.eye(48).double()
+    weight = torch.linalg.solve(second + penalty, centred.T @ (y - y.mean(0)))
+    expected = centred @ weight + y.mean(0)
+    torch.testing.assert_close(kit.logits(result.model(), rows).double(), expected, atol=1e-4, rtol=1e-4)
+    assert result.moved.dense == {}
+
+
+def test_carry_with_keep_remembers_the_targets_own_answers(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
+    tuned = kit.nudge(source, size=0.5)
+    task, old = kit.pictures(256), kit.pictures(256, seed=7) + 2.0
+    before = kit.logits(target, old).argmax(1)
+    plain = transport(source, tuned, target, data=task, method="carry", options={"body": "none"}, batches=2)
+    kept = transport(
+        source, tuned, target, data=task, keep=old, method="carry", options={"body": "none"}, batches=2
+    )
+    same = [
+        float((kit.logits(one.model(), old).argmax(1) == before).double().mean()) for one in (plain, kept)
+    ]
+    assert kept.head.kept > 200
+    assert same[1] > same[0] + 0.1
+
+
+def test_carry_resizes_the_head_and_its_labels(kit, tmp_path):
+    from transformers import ViTForImageClassification
+
+    source, target = kit.tiny_vit(classes=5), kit.tiny_vit(48, seed=4, classes=3)
+    tuned = kit.nudge(source, size=0.3)
+    tuned.config.id2label = dict(enumerate("abcde"))
+    source.save_pretrained(tmp_path / "a")
+    tuned.save_pretrained(tmp_path / "tuned")
+    target.save_pretrained(tmp_path / "b")
+    folders = [str(tmp_path / name) for name in ("a", "tuned", "b")]
+    result = transport(
+        *folders, data=kit.pictures(128), method="carry", options={"body": "theseus"}, batches=2
+    )
+    result.save(tmp_path / "out")
+    loaded = ViTForImageClassification.from_pretrained(tmp_path / "out")
+    assert loaded.config.id2label == dict(enumerate("abcde"))
+    fresh = kit.pictures(8, seed=3)
+    torch.testing.assert_close(
+        kit.logits(loaded.eval(), fresh), kit.logits(result.model(), fresh), atol=1e-5, rtol=1e-4
+    )
+
+
+def test_relatives_are_told_by_their_weights(kit):
+    source = kit.tiny_vit()
+    assert kinship(load_model(source), load_model(kit.nudge(source, size=0.2))).related
+    strangers = kinship(load_model(source), load_model(kit.tiny_vit(seed=4)))
+    assert not strangers.related
+    assert "strangers" in strangers.sentence()
+    assert not kinship(load_model(source), load_model(kit.tiny_vit(48))).cosines
+
+
+@pytest.mark.slow
+def test_auto_takes_the_plain_update_between_relatives_and_says_why(kit):
+    source = kit.tiny_vit()
+    tuned = kit.nudge(source, size=0.3)
+    relative = kit.nudge(source, size=0.02, seed=8)
+    result = transport(source, tuned, relative, data=kit.pictures(600), batches=3)
+    assert {one.method for one in result.candidates} >= {
+        "identity",
+        "theseus",
+        "gradient",
+        "carry, body theseus",
+    }
+    assert "relatives" in result.notes[0]
+    assert result.notes[1].startswith(f"'{result.method}' was taken")
+    best = max(one.agreement for one in result.candidates if not one.method.startswith("carry"))
+    assert best > 0.9
+    assert result.method in ("identity", "theseus", "gradient")
+
+
+@pytest.mark.slow
+def test_path_steps_of_a_twin_are_exact_too(kit):
+    source = kit.tiny_vit().double()
+    twin = kit.permuted_vit(source)
+    tuned = kit.nudge(source)
+    images = kit.pictures(128).astype(np.float64)
+    result = transport(
+        source, tuned, twin, data=images, method="theseus", strength=1.0, batches=4, path_steps=2
+    )
+    fresh = kit.pictures(16, seed=5).astype(np.float64)
+    assert float((kit.logits(result.model(), fresh) - kit.logits(tuned, fresh)).abs().max()) < 1e-4
+
+
+def test_evaluation_measures_head_probe_reuse_and_the_old_domain(kit):
+    source = kit.tiny_vit()
+    tuned = kit.nudge(source, size=0.3)
+    twin = kit.permuted_vit(tuned)
+    images = kit.pictures(300)
+    labels = kit.logits(tuned, images).argmax(1)
+    rows = list(images)
+    found = evaluate(
+        load_model(twin),
+        (rows[:100], labels[:100]),
+        train=(rows[100:], labels[100:]),
+        tuned=load_model(tuned),
+        original=(rows[:50], labels[:50]),
+    )
+    assert found.own_head == 1.0
+    assert found.original == 1.0
+    assert found.reused_head == 1.0, "a rotation of features takes the twin to the source's head"
+    assert found.probe > 1 / 5
+
+
+@pytest.mark.slow
+def test_a_warm_start_begins_where_the_transport_ends(kit):
+    source = kit.tiny_vit()
+    tuned = kit.nudge(source, size=0.5)
+    twin = kit.permuted_vit(source)
+    images = kit.pictures(200)
+    labels = kit.logits(tuned, images).argmax(1)
+    result = transport(source, tuned, twin, data=images, method="theseus", strength=1.0, batches=3)
+    curves = warm_start(result, (list(images), labels), (list(images[:100]), labels[:100]), steps=(0, 5))
+    assert curves.transported[0][2] > 0.95
+    assert curves.transported[0][2] > curves.target[0][2]
+    assert curves.transported[0][1] < curves.target[0][1]
+
+
+def test_a_clip_model_classifies_by_its_text_tower(kit):
+    from transformers import CLIPConfig, CLIPModel
+
+    from transship.activations import LoadedModel
+
+    torch.manual_seed(0)
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = CLIPModel(
+        CLIPConfig(
+            text_config={
+                **tower,
+                "vocab_size": 50,
+                "max_position_embeddings": 16,
+                "eos_token_id": 2,
+                "bos_token_id": 1,
+            },
+            vision_config={**tower, "image_size": 28, "patch_size": 7},
+            projection_dim=16,
+        )
+    ).eval()
+
+    def texts(words):
+        ids = torch.tensor(
+            [
+                [1, *(3 + ord(sign) % 40 for sign in word[:10]), 2] + [2] * (10 - len(word[:10]))
+                for word in words
+            ]
+        )
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def preprocess(rows):
+        return texts(rows) if isinstance(rows[0], str) else {"pixel_values": torch.from_numpy(np.stack(rows))}
+
+    clip = LoadedModel("clip", model, model.config, custom=preprocess)
+    classes = ("cat", "dog", "bird")
+    made = zero_shot(clip, classes, ("{}", "a {}"))
+    images = kit.pictures(6, channels=3)
+    reading = Readout(made).all(list(images))
+    with torch.no_grad():
+        words = torch.stack(
+            [
+                torch.nn.functional.normalize(
+                    model.get_text_features(**texts([name, f"a {name}"])).pooler_output, dim=1
+                ).mean(0)
+                for name in classes
+            ]
+        )
+        pictures = model.get_image_features(pixel_values=torch.from_numpy(images)).pooler_output
+        cosines = torch.nn.functional.cosine_similarity(pictures[:, None], words[None], dim=2)
+    torch.testing.assert_close(reading.outputs, 100 * cosines, atol=1e-3, rtol=1e-4)
+    assert Readout(made).task == "classes"
+
+
+def test_a_bare_fine_tune_has_no_head_to_carry(kit):
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(0)
+    config = {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 7,
+        "num_channels": 1,
+    }
+    source = ViTModel(
+        ViTConfig(hidden_size=16, intermediate_size=32, **config), add_pooling_layer=False
+    ).eval()
+    target = ViTModel(
+        ViTConfig(hidden_size=24, intermediate_size=48, **config), add_pooling_layer=False
+    ).eval()
+    tuned = kit.nudge(source, size=0.3)
+    with pytest.raises(OptionError, match="no head to carry"):
+        transport(source, tuned, target, data=kit.pictures(64), method="carry", batches=1, strength=1.0)
+    result = transport(source, tuned, target, data=kit.pictures(64), method="theseus", batches=1)
+    assert result.choice.by == "agreement"

@@ -1,0 +1,72 @@
+"""Permutations found from weights: a permuted source is the same function, and a permuted twin is matched
+exactly.
+"""
+
+import torch
+
+from transship.activations import find_sites
+from transship.verbs.transport.rebasin import match_units, site_axes
+
+
+def parameters(model):
+    found = dict(model.named_parameters())
+    return lambda name: found[name]
+
+
+def test_a_permuted_twin_is_matched_unit_by_unit(kit):
+    source = kit.tiny_vit()
+    twin = kit.permuted_vit(source)
+    sites = find_sites(source)
+    orders, axes = match_units(sites, parameters(source), parameters(twin), heads=4)
+    for site in sites:
+        if site.kind != "linear" or site.weight is None:
+            continue
+        weight = parameters(source)(site.weight)
+        groups = axes[site.name]
+        if groups.out in orders:
+            weight = weight[orders[groups.out]]
+        if groups.into in orders:
+            weight = weight[:, orders[groups.into]]
+        assert torch.equal(weight, parameters(twin)(site.weight)), site.name
+
+
+def test_segments_give_every_stretch_of_the_stream_its_own_order(kit):
+    source, other = kit.tiny_vit(), kit.tiny_vit(seed=6)
+    sites = find_sites(source)
+    shared, _ = match_units(sites, parameters(source), parameters(other), heads=4)
+    segments, _ = match_units(sites, parameters(source), parameters(other), heads=4, residual="segments")
+    assert sum("residual" in group for group in shared) == 1
+    assert sum("residual" in group for group in segments) == 5
+    for order in (*shared.values(), *segments.values()):
+        assert torch.equal(order.sort().values, torch.arange(len(order)))
+
+
+def test_the_draw_of_visits_is_fixed_by_the_seed(kit):
+    source, other = kit.tiny_vit(), kit.tiny_vit(seed=6)
+    made = [
+        match_units(find_sites(source), parameters(source), parameters(other), heads=4, seed=3)[0]
+        for _ in range(2)
+    ]
+    assert all(torch.equal(made[0][group], made[1][group]) for group in made[0])
+
+
+def test_matching_raises_the_overlap_of_the_weights(kit):
+    source, other = kit.tiny_vit(), kit.tiny_vit(seed=6)
+    sites = find_sites(source)
+    orders, axes = match_units(sites, parameters(source), parameters(other), heads=4)
+    before = after = 0.0
+    for site in sites:
+        if site.kind == "linear" and site.weight is not None:
+            weight, wanted = parameters(source)(site.weight).detach(), parameters(other)(site.weight).detach()
+            before += float((weight * wanted).sum())
+            groups = axes[site.name]
+            weight = weight[orders[groups.out]] if groups.out in orders else weight
+            weight = weight[:, orders[groups.into]] if groups.into in orders else weight
+            after += float((weight * wanted).sum())
+    assert after > before + 1.0
+
+
+def test_a_norm_stands_on_the_stretch_that_it_reads(kit):
+    site = next(one for one in find_sites(kit.tiny_vit()) if one.name == "vision.1.norm.mlp_in")
+    assert site_axes(site, "segments", 2).out == "vision.residual.3"
+    assert site_axes(site, "shared", 2).out == "vision.residual"

@@ -1,0 +1,213 @@
+"""Whole transports on small random transformers: exact where they can be, complete, and bit for bit at
+strength 0.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from transship.errors import CheckpointError, OptionError
+from transship.verbs.transport import transport
+
+
+def test_one_model_gets_its_own_update_back(kit):
+    source = kit.tiny_vit().double()
+    tuned = kit.nudge(source)
+    result = transport(
+        source,
+        tuned,
+        source,
+        data=kit.pictures(64).astype(np.float64),
+        method="theseus",
+        strength=1.0,
+        batches=2,
+    )
+    before, after = dict(source.named_parameters()), dict(tuned.named_parameters())
+    assert not result.moved.left
+    for name, moved in result.moved.dense.items():
+        torch.testing.assert_close(moved, (after[name] - before[name]).float(), atol=2e-6, rtol=1e-4)
+    assert set(result.moved.dense) == set(before)
+
+
+@pytest.mark.parametrize("method", ["theseus", "gradient", "transfusion"])
+def test_a_permuted_twin_gets_the_permuted_fine_tune(kit, method):
+    source = kit.tiny_vit().double()
+    twin = kit.permuted_vit(source)
+    images = kit.pictures(128).astype(np.float64)
+    torch.testing.assert_close(kit.logits(twin, images), kit.logits(source, images))
+    tuned = kit.nudge(source)
+    result = transport(source, tuned, twin, data=images, method=method, strength=1.0, batches=4)
+    fresh = kit.pictures(16, seed=5).astype(np.float64)
+    moved, wanted = kit.logits(result.model(), fresh), kit.logits(tuned, fresh)
+    assert not result.moved.left
+    assert float((moved - wanted).abs().max()) < 1e-4
+    assert float((kit.logits(twin, fresh) - wanted).abs().max()) > 0.05, "the fine-tune does something"
+
+
+def test_strength_zero_is_the_target_bit_for_bit(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
+    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    result = transport(
+        source, kit.nudge(source), target, data=kit.pictures(32), method="theseus", strength=3.0, batches=1
+    )
+    for model in (target, result.at(0.0).model()):
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name]), name
+
+
+def test_the_norm_is_kept_towards_a_wider_target(kit):
+    source, target = kit.tiny_vit(32).double(), kit.tiny_vit(48, seed=4).double()
+    images = kit.pictures(256).astype(np.float64)
+    result = transport(
+        source, kit.nudge(source), target, data=images, method="theseus", strength=1.0, batches=8
+    )
+    weights = [layer for layer in result.moved.layers if layer.rank_in is not None]
+    assert len(weights) == 12
+    for layer in weights:
+        assert layer.rank_in[0] == layer.rank_in[1]
+        assert layer.kept == pytest.approx(1.0, abs=1e-6)
+
+
+def test_another_depth_moves_interpolated_updates_through_interpolated_moments(kit):
+    source, target = kit.tiny_vit(32, 2), kit.tiny_vit(48, 3, seed=4)
+    result = transport(
+        source, kit.nudge(source), target, data=kit.pictures(64), method="theseus", strength=1.0, batches=2
+    )
+    between = next(
+        layer for layer in result.moved.layers if layer.site == "vision.1.mlp.in" and layer.rank_in
+    )
+    assert between.sources == ("vision.0.mlp.in", "vision.1.mlp.in")
+    assert not result.moved.left
+
+
+def test_every_change_is_moved_or_listed_with_its_reason(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4, classes=7)
+    tuned = kit.nudge(source)
+    for roles in ("all", "paper"):
+        result = transport(
+            source,
+            tuned,
+            target,
+            data=kit.pictures(32),
+            method="theseus",
+            strength=1.0,
+            batches=1,
+            roles=roles,
+        )
+        left = {one.tensor: one.reason for one in result.moved.left}
+        assert "different outputs" in left["classifier.weight"] or "kept" in left["classifier.weight"]
+        names = {name for name, _ in source.named_parameters()}
+        moved = {name for name in names if name in result.moved.dense}
+        assert moved | set(left) == names
+        assert all(left.values())
+    assert "vit.embeddings.cls_token" in left
+
+
+def test_a_finer_patch_grid_is_aligned_and_its_tables_are_resampled(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4, patch=4)
+    result = transport(
+        source, kit.nudge(source), target, data=kit.pictures(32), method="theseus", strength=1.0, batches=1
+    )
+    assert not result.moved.left
+    assert result.moved.dense["vit.embeddings.position_embeddings"].shape == (1, 50, 48)
+
+
+def test_auto_strength_agrees_with_the_fine_tuned_source_without_labels(kit):
+    source = kit.tiny_vit()
+    twin = kit.permuted_vit(source)
+    tuned = kit.nudge(source, size=0.3)
+    result = transport(source, tuned, twin, data=kit.pictures(96), method="theseus", batches=3)
+    assert result.choice.by == "agreement"
+    assert result.strength == 1.0
+    assert result.choice.score > 0.95
+
+
+def test_statistics_are_reused_by_a_second_run(kit, tmp_path, monkeypatch):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
+    arguments = {
+        "data": kit.pictures(64),
+        "method": "theseus",
+        "strength": 1.0,
+        "batches": 2,
+        "prepared": tmp_path,
+    }
+    first = transport(source, kit.nudge(source), target, **arguments)
+    from transship.activations.step import Stepper
+
+    def refuse(*_):
+        raise AssertionError("the models ran again")
+
+    monkeypatch.setattr(Stepper, "step", refuse)
+    second = transport(source, kit.nudge(source), target, **arguments)
+    for name, moved in first.moved.dense.items():
+        assert torch.equal(moved, second.moved.dense[name])
+
+
+def test_a_killed_run_goes_on_where_it_stopped(kit, tmp_path, monkeypatch):
+    from transship.activations.step import Stepper
+
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
+    tuned, data = kit.nudge(source), kit.pictures(256)
+    whole = transport(
+        source,
+        tuned,
+        target,
+        data=data,
+        method="theseus",
+        strength=1.0,
+        batches=8,
+        prepared=tmp_path / "whole",
+    )
+    step, calls = Stepper.step, []
+
+    def counted(self, items, *rest, limit):
+        calls.append(len(items))
+        if len(calls) > limit:
+            raise KeyboardInterrupt
+        return step(self, items, *rest)
+
+    monkeypatch.setattr(Stepper, "step", lambda self, *given: counted(self, *given, limit=5))
+    with pytest.raises(KeyboardInterrupt):
+        transport(
+            source,
+            tuned,
+            target,
+            data=data,
+            method="theseus",
+            strength=1.0,
+            batches=8,
+            prepared=tmp_path / "cut",
+        )
+    calls.clear()
+    monkeypatch.setattr(Stepper, "step", lambda self, *given: counted(self, *given, limit=99))
+    resumed = transport(
+        source, tuned, target, data=data, method="theseus", strength=1.0, batches=8, prepared=tmp_path / "cut"
+    )
+    assert len(calls) == 4, "the first half was saved"
+    for name, moved in whole.moved.dense.items():
+        assert torch.equal(moved, resumed.moved.dense[name])
+
+
+def test_wrong_pairs_are_named(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(seed=4)
+    tuned = kit.nudge(source)
+    with pytest.raises(CheckpointError, match="it is a fine-tune of TARGET"):
+        transport(target, tuned, source, data=kit.pictures(8), method="theseus")
+    with pytest.raises(CheckpointError, match="no fine-tune of it"):
+        transport(source, kit.tiny_vit(seed=8), target, data=kit.pictures(8), method="theseus")
+    with pytest.raises(CheckpointError, match="equal those of"):
+        transport(source, source, target, data=kit.pictures(8), method="theseus")
+    with pytest.raises(OptionError, match="is no strength"):
+        transport(source, tuned, target, data=kit.pictures(8), method="theseus", strength="much")
+
+
+def test_the_same_arguments_give_the_same_bytes(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
+    made = [
+        transport(
+            source, kit.nudge(source), target, data=kit.pictures(64), method=method, strength=1.0, batches=2
+        ).moved.dense
+        for method in ("gradient", "gradient", "random-aligned", "random-aligned")
+    ]
+    for one, other in ((made[0], made[1]), (made[2], made[3])):
+        assert all(torch.equal(one[name], other[name]) for name in one)
