@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transship.activations.collect import DEFAULT_TOKENS, read_first
+from transship.activations.collect import read_first
 from transship.activations.match import Depth, Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
@@ -21,6 +21,8 @@ from transship.geometry import CkaAccumulator, Moments
 # Wider spaces than this want more rows than a quick look has, and their factorisations take longer than the
 # models.
 WIDEST = 1024
+# More than `collect` keeps by default: a comparison runs once, and CKA and residuals of few rows are biased.
+TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def compare(
     inputs: Iterable[Any],
     *,
     align: Align = "auto",
-    tokens_per_input: int | None = DEFAULT_TOKENS,
+    tokens_per_input: int | None = TOKENS,
     seed: int = 0,
     depth: Depth = "interpolate",
     batch_size: int = 32,

@@ -6,7 +6,6 @@ Neither holds a date: the same inputs, method and seed give the same bytes.
 from __future__ import annotations
 
 import html
-import importlib.metadata
 import json
 import platform
 import re
@@ -46,6 +45,8 @@ class Input:
 
 def versions() -> dict[str, str]:
     """Return the versions that made a result: Python, numpy and ours, and the heavy ones that were in use."""
+    import importlib.metadata  # here, because a merge's user waits for start-up
+
     found = {"transship": transship.__version__, "python": platform.python_version()}
     for name in ("numpy", *(name for name in _OPTIONAL if name in sys.modules)):
         found[name] = importlib.metadata.version(name)
