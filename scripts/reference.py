@@ -18,21 +18,24 @@ from transship.cli import group
 WIDTH = 100
 
 
-def commands(command: click.Command, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+def commands(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield each command below `command` with its path and its help."""
-    context = click.Context(command, info_name=" ".join(names), max_content_width=WIDTH, terminal_width=WIDTH)
-    yield names, command.get_help(context)
+    settings = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH, "terminal_width": WIDTH}
+    context = click.Context(command, parent=parent, info_name=name, **settings)
+    yield tuple(context.command_path.split()), command.get_help(context)
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
+        for child_name in command.list_commands(context):
+            child = command.get_command(context, child_name)
             assert child is not None
-            yield from commands(child, (*names, name))
+            yield from commands(child, child_name, context)
 
 
 def commands_page() -> str:
     """Return the page of all commands."""
     parts = ["# Commands\n\nWhat each command prints for `--help`.\n"]
-    for names, text in commands(group, ("transship",)):
+    for names, text in commands(group, "transship"):
         level = "#" * min(len(names) + 1, 4)
         parts.append(f"{level} {' '.join(names)}\n\n```text\n{text.rstrip()}\n```\n")
     return "\n".join(parts)

@@ -24,7 +24,7 @@ def test_every_command_and_method_is_documented_as_it_is(page: str):
 
 
 def test_every_command_shows_a_line_to_paste():
-    for names, text in reference().commands(reference().group, ("transship",)):
+    for names, text in reference().commands(reference().group, "transship"):
         if "Commands:" not in text:
             assert "Example" in text, f"{' '.join(names)} has no example"
 
