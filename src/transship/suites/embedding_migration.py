@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from transship.suites._embeddings import collection, gloss_texts, latentis_recipe, vectors
 from transship.suites.runner import (
     Case,
     Claim,
@@ -53,8 +54,8 @@ def _glosses(case: Case, context: Context) -> Iterator[Measurement]:
 
     options = context.options
     sizes, gallery_size = options["anchors"], options["gallery"]
-    texts = _gloss_texts(max(sizes) + gallery_size)
-    old, new = (_vectors(context, case[side], "glosses", texts, "document") for side in ("source", "target"))
+    texts = gloss_texts(max(sizes) + gallery_size)
+    old, new = (vectors(context, case[side], "glosses", texts, "document") for side in ("source", "target"))
     order = np.random.default_rng(context.seed("anchors")).permutation(len(texts))
     rest = np.sort(order[max(sizes) :])
     asked = np.random.default_rng(context.seed("queries")).permutation(len(rest))[: options["queries"]]
@@ -82,7 +83,7 @@ def _glosses(case: Case, context: Context) -> Iterator[Measurement]:
             yield Measurement({"method": name, "anchors": size}, found)
         yield Measurement(
             {"method": "latentis recipe", "anchors": size},
-            {"recall": recall(_latentis_recipe(pairs.old, pairs.new, gallery_old))},
+            {"recall": recall(latentis_recipe(pairs.old, pairs.new, gallery_old))},
         )
         yield from _rescored(pairs, gallery_old, gallery_new, asked, best, size)
         if size == options["forecast"]:
@@ -136,13 +137,21 @@ def _retrieval(case: Case, context: Context) -> Iterator[Measurement]:
     import numpy as np
 
     from transship.verbs.translate import KernelRidge, Procrustes, Ridge
-    from transship.verbs.translate.quality import fuse, ndcg, neighbours, restore_variance, unit_rows
+    from transship.verbs.translate.quality import (
+        fuse,
+        ndcg,
+        neighbours,
+        restore_variance,
+        stretch,
+        unit_rows,
+        variance_axes,
+    )
 
-    documents, queries, relevance = _collection(str(case["corpus"]), context.options["words"])
+    documents, queries, relevance = collection(str(case["corpus"]), context.options["words"])
     sides = ("source", "target")
-    old, new = (_vectors(context, case[side], str(case["corpus"]), documents, "document") for side in sides)
+    old, new = (vectors(context, case[side], str(case["corpus"]), documents, "document") for side in sides)
     old_q, new_q = (
-        _vectors(context, case[side], f"{case['corpus']} queries", queries, "query") for side in sides
+        vectors(context, case[side], f"{case['corpus']} queries", queries, "query") for side in sides
     )
     old_scores, native = unit_rows(old_q) @ unit_rows(old).T, unit_rows(new_q) @ unit_rows(new).T
     whole = ndcg(native, relevance, K)
@@ -163,15 +172,18 @@ def _retrieval(case: Case, context: Context) -> Iterator[Measurement]:
         for name, method in (("ridge", Ridge()), ("kernel", KernelRidge(inverse=False))):
             fitted = method.fit(old[chosen], new[chosen])
             predicted = fitted.leave_one_out(old[chosen], new[chosen])
+            axes = variance_axes(predicted, new[chosen])
             versions = {
-                name: fitted,
-                f"{name}, variance restored": restore_variance(fitted, predicted, new[chosen]),
+                name: (fitted, predicted),
+                f"{name}, variance restored": (
+                    restore_variance(fitted, predicted, new[chosen]),
+                    stretch(predicted, new[chosen], *axes),
+                ),
             }
-            for version, translator in versions.items():
+            for version, (translator, left_out) in versions.items():
                 # no row is scored by a map that saw it: anchors by leave-one-out, the others as they are
-                moved = np.asarray(translator.transform(old))
-                if version == name:
-                    moved[chosen] = predicted
+                moved = np.array(translator.transform(old))
+                moved[chosen] = left_out
                 scores = unit_rows(new_q) @ unit_rows(moved).T
                 yield Measurement({"method": version, "anchors": size}, kept(scores))
                 if name == "kernel" and version == name:
@@ -190,104 +202,12 @@ def _methods() -> dict[str, Any]:
     from transship.verbs.translate import InverseRelativeProjection, KernelRidge, Procrustes, Ridge
 
     return {
-        "IRP (paper)": InverseRelativeProjection(delta=0.8, subspaces=16),
+        "IRP (paper)": InverseRelativeProjection(delta=0.8, subspaces=16, n_anchors=None),
         "IRP (Tikhonov)": InverseRelativeProjection(regularize=1.0),
         "procrustes": Procrustes(),
         "ridge": Ridge(),
         "kernel": KernelRidge(inverse=False),
     }
-
-
-def _latentis_recipe(x: Any, y: Any, rows: Any) -> Any:
-    """Return rows by the recipe of latentis 0.0.8: standardise each feature, zero-pad, rotate, undo.
-
-    A constant feature has scale 1 there, so that the rotation fills it: that is part of the recipe.
-    """
-    import numpy as np
-
-    def standard(part: Any) -> tuple[Any, Any]:
-        spread = part.std(0, ddof=1)
-        return part.mean(0), np.where(spread > 1e-9, spread, 1.0)
-
-    (mean_x, sd_x), (mean_y, sd_y) = standard(x), standard(y)
-    width = max(x.shape[1], y.shape[1])
-
-    def pad(part: Any) -> Any:
-        return np.pad(part, ((0, 0), (0, width - part.shape[1])))
-
-    left, right = pad((x - mean_x) / sd_x), pad((y - mean_y) / sd_y)
-    u, _, vt = np.linalg.svd(left.T @ right)
-    return (pad((rows - mean_x) / sd_x) @ (u @ vt))[:, : y.shape[1]] * sd_y + mean_y
-
-
-def _gloss_texts(count: int) -> list[str]:
-    import numpy as np
-    import pyarrow.parquet as pq
-
-    from transship.data import find_data
-
-    texts = list(
-        dict.fromkeys(pq.read_table(find_data("wordnet_glosses"), columns=["text"]).column(0).to_pylist())
-    )
-    return [texts[row] for row in np.random.default_rng(0).permutation(len(texts))[:count]]
-
-
-def _collection(name: str, words: int) -> tuple[list[str], list[str], dict[int, dict[int, float]]]:
-    import pyarrow.parquet as pq
-
-    from transship.data import find_data
-
-    corpus, queries, judged = (
-        pq.read_table(find_data(f"ir_{name}-{part}")).to_pydict() for part in ("corpus", "queries", "qrels")
-    )
-    documents = [
-        " ".join(f"{title or ''} {text}".split()[:words])
-        for title, text in zip(corpus["title"], corpus["text"], strict=True)
-    ]
-    kept = [row for row, split in enumerate(queries.get("split") or []) if split == "test"] or range(
-        len(queries["id"])
-    )
-    places = {identity: row for row, identity in enumerate(corpus["id"])}
-    numbers = {queries["id"][row]: place for place, row in enumerate(kept)}
-    relevance: dict[int, dict[int, float]] = {}
-    for query, document, score in zip(judged["query_id"], judged["doc_id"], judged["score"], strict=True):
-        if query in numbers and document in places:
-            relevance.setdefault(numbers[query], {})[places[document]] = float(score)
-    return documents, [queries["text"][row] for row in kept], relevance
-
-
-def _vectors(context: Context, model: str, name: str, texts: list[str], role: str) -> Any:
-    """Return the vectors of texts by one encoder, made once for all pairs and seeds."""
-    import hashlib
-
-    from transship.data import find_model
-
-    folder = find_model(model)
-    prompt = _prompt(folder, role)
-    parts = {
-        "model": model,
-        "size": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
-        "texts": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
-        "prompt": prompt,
-    }
-
-    def make() -> dict[str, Any]:
-        from transship.activations.features import features
-        from transship.activations.models import load_model
-
-        loaded = load_model(str(folder), device=context.device, name=model)
-        return {"vectors": features(loaded, [prompt + text for text in texts])}
-
-    return context.cached("embeddings", parts, make, code=(_prompt,))["vectors"]
-
-
-def _prompt(folder: Any, role: str) -> str:
-    """Return the words that the model's own files want before a query or a document."""
-    import json
-
-    file = folder / "config_sentence_transformers.json"
-    prompts = json.loads(file.read_text()).get("prompts", {}) if file.is_file() else {}
-    return str(prompts.get(role, ""))
 
 
 def _glosses_at(method: str, anchors: int = 2000, **where: Any) -> Any:
@@ -307,10 +227,11 @@ def _each_pair(upper: str, lower: str) -> Any:
 suite = Suite(
     title="Changing the embedding model of an index",
     summary=(
-        "Vectors of an old encoder are translated into a new one's space from a number of texts embedded by "
-        "both, or searched as they are and rescored. On WordNet glosses: overlap with the new model's own top "
-        "10. On retrieval sets: nDCG@10 as a share of embedding everything again, with anchors from the corpus "
-        "only and every row scored by a map that did not see it. Old model alone: old query on the old index."
+        "Vectors of an old encoder are translated into a new one's space from texts embedded by both, or "
+        "searched as they are and rescored. On WordNet glosses: overlap with the new model's own top 10. On "
+        "retrieval sets: nDCG@10 as a share of embedding everything again, with anchors from the corpus only "
+        "and every row scored by a map that did not see it. Old model alone: old query on the old index. The "
+        "row of latentis is its recipe written out anew, not the package."
     ),
     paper=Paper(
         "Latent Space Translation via Inverse Relative Projection",

@@ -100,7 +100,8 @@ def _methods(data: str) -> dict[str, Any]:
 
     omega, delta = SETTINGS.get(data, DEFAULT)
     return {
-        "IRP (paper)": InverseRelativeProjection(delta=delta, subspaces=omega),
+        "IRP (paper)": InverseRelativeProjection(delta=delta, subspaces=omega, n_anchors=None),
+        "IRP (guarded)": InverseRelativeProjection(delta=delta, subspaces=omega),
         "IRP (completed)": InverseRelativeProjection(delta=delta, subspaces=omega, completion=True),
         "IRP (Tikhonov)": InverseRelativeProjection(regularize=1.0),
         "procrustes": Procrustes(),
@@ -137,7 +138,7 @@ def _text_features(name: str, context: Context) -> tuple[dict[str, Any], Any, An
     import numpy as np
 
     from transship.data import load
-    from transship.suites.embedding_migration import _vectors
+    from transship.suites._embeddings import vectors
 
     data = load(name, "text")
     assert data.splits is not None
@@ -154,7 +155,7 @@ def _text_features(name: str, context: Context) -> tuple[dict[str, Any], Any, An
     )
     texts = [str(data.inputs[row]) for row in kept]
     features = {
-        model: _vectors(context, model, name, texts, "document") for model in context.options["encoders"]
+        model: vectors(context, model, name, texts, "document") for model in context.options["encoders"]
     }
     return features, np.asarray(data.labels)[kept], is_test[kept]
 
@@ -251,6 +252,7 @@ _ROWS = tuple(
     Row(name, {"method": name})
     for name in (
         "IRP (paper)",
+        "IRP (guarded)",
         "IRP (completed)",
         "IRP (Tikhonov)",
         "procrustes",
@@ -271,7 +273,8 @@ suite = Suite(
     summary=(
         "A head trained on one encoder is used on another, translated by a map that was fitted on anchors "
         "only. All ordered pairs of encoders; absolute uses the head without translation, non-stitch on its "
-        "own encoder."
+        "own encoder. IRP (paper) leaves the number of anchors to δ; guarded and completed keep it clear of "
+        "the width of the space, where the inverse is at its worst."
     ),
     paper=Paper(
         "Latent Space Translation via Inverse Relative Projection",

@@ -62,7 +62,9 @@ class _Bench:
     """One task on one target."""
 
     def __init__(self, task: str, target: str, context: Context) -> None:
-        from transship.suites.small_text import Classifier, encoders, fine_tune, load_encoder, load_texts
+        from transship.suites.small_text import encoders
+        from transship.suites.small_text.encoders import Classifier, fine_tune, load_encoder
+        from transship.suites.small_text.tasks import load_texts
 
         self.context, self.task = context, task
         self.texts = load_texts(task)
@@ -83,7 +85,7 @@ class _Bench:
         """The bounds, the untouched target and every method."""
         from transship.geometry import accuracy
         from transship.registry import build_method
-        from transship.suites.small_text import predict
+        from transship.suites.small_text.encoders import predict
         from transship.verbs.transport.shifted import shifted
 
         right = predict(self.tuned, self.texts.test).argmax(1).numpy()
@@ -129,7 +131,8 @@ class _Bench:
         import numpy as np
 
         from transship.geometry import Moments, accuracy, procrustes, ridge
-        from transship.suites.small_text import logistic_probe, predict
+        from transship.suites.small_text.encoders import predict
+        from transship.suites.small_text.probes import logistic_probe
 
         labels = self.texts.test_labels
         test = predict(self.target, self.texts.test)
@@ -156,8 +159,7 @@ class _Bench:
         return metrics
 
     def _pooled_tuned(self) -> LoadedModel:
-        from transship.suites.small_text import Pooled
-        from transship.suites.small_text.encoders import wrapped
+        from transship.suites.small_text.encoders import Pooled, wrapped
 
         return wrapped(self.source, Pooled(self.tuned.model.get_submodule("encoder")))
 
@@ -169,7 +171,7 @@ class _Bench:
         import torch
 
         from transship.geometry import Moments, accuracy, ridge
-        from transship.suites.small_text import predict
+        from transship.suites.small_text.encoders import predict
 
         rows = np.random.default_rng(self.context.seed("frozen")).permutation(len(self.texts.train))[:2000]
         theirs = predict(self.source, [self.texts.train[row] for row in rows])
@@ -188,8 +190,7 @@ def _loaded_classifier(base: LoadedModel, arrays: Mapping[str, Any], classes: in
 
     import torch
 
-    from transship.suites.small_text import Classifier
-    from transship.suites.small_text.encoders import wrapped
+    from transship.suites.small_text.encoders import Classifier, wrapped
 
     module = Classifier(copy.deepcopy(base.model.get_submodule("encoder")), base.config.hidden_size, classes)
     module.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -201,7 +202,8 @@ def _published(target: str, context: Context) -> Iterator[Measurement]:
     does?
     """
     from transship.registry import build_method
-    from transship.suites.small_text import load_encoder, load_texts, operations_phrases, predict
+    from transship.suites.small_text.encoders import load_encoder, predict
+    from transship.suites.small_text.tasks import load_texts, operations_phrases
     from transship.verbs.transport.judge import _similarity_agreement
     from transship.verbs.transport.participants import Opening
     from transship.verbs.transport.settings import Settings
@@ -304,8 +306,8 @@ suite = Suite(
     ),
     scales={
         "quick": Scale(
-            seeds=1,
-            minutes=15,
+            seeds=2,
+            minutes=30,
             options={
                 "tasks": ["trec"],
                 "targets": ["granite-small", "minilm-l3"],

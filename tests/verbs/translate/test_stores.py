@@ -357,3 +357,35 @@ def test_a_query_index_takes_queries_of_the_new_model_and_outlives_its_parts(tmp
     _, again = faiss.read_index(str(tmp_path / "query.faiss")).search(queries, 3)
     np.testing.assert_array_equal(places, again)
     np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :3], rtol=1e-4)
+
+
+def test_a_qdrant_server_is_used_when_one_runs(saved):
+    import urllib.request
+    import uuid
+
+    from qdrant_client import QdrantClient, models
+
+    server = "http://localhost:6333"
+    try:
+        urllib.request.urlopen(f"{server}/readyz", timeout=1)
+    except OSError as error:
+        pytest.skip(f"no Qdrant server answers at {server} ({error})")
+    rows, name = helpers.make_rows(), f"transship-{uuid.uuid4().hex}"
+    client = QdrantClient(url=server)
+    try:
+        client.create_collection(
+            name, vectors_config=models.VectorParams(size=6, distance=models.Distance.DOT)
+        )
+        client.upsert(name, [models.PointStruct(id=i + 1, vector=row.tolist()) for i, row in enumerate(rows)])
+        run(saved, f"qdrant:{server}#{name}", f"qdrant:{server}#{name}-moved")
+        found = read(f"qdrant:{server}#{name}-moved")
+        np.testing.assert_allclose(found["17"], expected(saved, rows[16:17])[0], atol=1e-5)
+        assert len(found) == COUNT
+    finally:
+        client.delete_collection(name)
+        client.delete_collection(f"{name}-moved")
+
+
+def test_a_server_that_does_not_answer_is_one_sentence():
+    with pytest.raises(MissingError, match="cannot be opened"):
+        open_source("qdrant:http://localhost:1#rows")

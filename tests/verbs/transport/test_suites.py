@@ -5,19 +5,16 @@ import pytest
 from transship.suites import load_suite, theseus_width
 from transship.suites.runner import Case, Context
 from transship.suites.runner.cache import Cache
+from transship.suites.small_vision import bench
 
 TINY = {"pretrain": 6, "tune": 3, "batches": [1, 10], "shots": [1], "more": False, "warm": [0, 2]}
 
 
 @pytest.fixture
 def tiny(data_dir, monkeypatch):
-    for name, rows in (
-        ("PRETRAIN_ROWS", 1600),
-        ("TUNE_ROWS", 400),
-        ("CALIBRATION_ROWS", 600),
-        ("TEST_ROWS", 60),
-    ):
-        monkeypatch.setattr(theseus_width, name, rows)
+    rows = {"PRETRAIN_ROWS": 1600, "TUNE_ROWS": 400, "CALIBRATION_ROWS": 400, "TEST_ROWS": 60}
+    for name, count in rows.items():
+        monkeypatch.setattr(bench, name, count)
 
 
 @pytest.mark.slow

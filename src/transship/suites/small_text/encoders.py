@@ -95,10 +95,12 @@ def fine_tune(
     wanted = torch.as_tensor(labels)
     tuned.train()
     for _ in range(epochs):
-        for rows in torch.randperm(len(texts), generator=generator).split(batch)[: len(texts) // batch]:
+        order = torch.randperm(len(texts), generator=generator)
+        for start in range(0, len(texts) - batch + 1, batch):
+            rows = order[start : start + batch]
             optimiser.zero_grad(set_to_none=True)
             logits = tuned(**loaded.preprocess([texts[row] for row in rows.tolist()]).inputs)
-            nn.functional.cross_entropy(logits, wanted[rows]).backward()
+            nn.functional.cross_entropy(logits, wanted[rows]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             schedule.step()
     for parameter in tuned.parameters():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transship.numerics import chunks
 from transship.suites.small_vision.pictures import CLASSES, Pictures
 from transship.suites.small_vision.shifts import augment
 
@@ -37,10 +38,10 @@ class Network:
             image_size=28,
             patch_size=self.patch,
             num_channels=1,
-            num_labels=CLASSES,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
         )
+        config.num_labels = CLASSES
         network: nn.Module = ViTForImageClassification(config)
         return network
 
@@ -105,7 +106,7 @@ def _train(
     for _ in range(steps):
         images, labels = draw()
         optimiser.zero_grad(set_to_none=True)
-        cross_entropy(model(images).logits, labels).backward()
+        cross_entropy(model(images).logits, labels).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     return model.eval()
@@ -117,7 +118,7 @@ def accuracy(model: nn.Module, pictures: Pictures, batch: int = 500) -> float:
 
     right = 0
     with torch.inference_mode():
-        for rows in torch.arange(len(pictures)).split(batch):
+        for rows in chunks(len(pictures), batch):
             made = model(pictures.images[rows]).logits.argmax(1)
             right += int((made == pictures.labels[rows]).sum())
     return right / len(pictures)

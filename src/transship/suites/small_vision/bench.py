@@ -1,0 +1,277 @@
+"""One fine-tune moved between one pair of small vision transformers, measured row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from transship.suites.runner import Case, Context, Measurement
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from transship.suites.small_vision import Network, Pictures
+
+PRETRAIN_ROWS, TUNE_ROWS, CALIBRATION_ROWS, TEST_ROWS = 20000, 10000, 4000, 2000
+# part → (source, target) as (width, blocks, patch); copies of one shape differ in their seeds
+PARTS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
+    "wider": ((64, 4, 7), (96, 4, 7)),
+    "narrower": ((96, 4, 7), (64, 4, 7)),
+    "same": ((64, 4, 7), (64, 4, 7)),
+    "deeper": ((64, 4, 7), (96, 6, 7)),
+    "finer": ((64, 4, 7), (96, 4, 4)),
+}
+BASELINES = ("pinv", "pinv-tikhonov", "random-aligned", "pad")
+
+
+class Bench:
+    """The networks, pictures and measuring of one case."""
+
+    def __init__(self, case: Case, context: Context) -> None:
+        from transship.suites.small_vision import Network, Pictures, load_pictures, shift
+
+        self.context, self.options, self.task = context, context.options, str(case["task"])
+        shapes = PARTS[str(case["part"])]
+        self.shapes = tuple(Network(*shape) for shape in shapes)
+        train = load_pictures("train", PRETRAIN_ROWS)
+        test = load_pictures("test", 2 * TEST_ROWS)
+
+        def shifted(pictures: Pictures, rows: slice, purpose: str) -> Pictures:
+            images = shift(pictures.images[rows], self.task, seed=context.seed(purpose, self.task))
+            return Pictures(images, pictures.labels[rows])
+
+        self.pretraining = train
+        self.tuning = shifted(train, slice(0, TUNE_ROWS), "tune")
+        self.calibration = shifted(train, slice(TUNE_ROWS, TUNE_ROWS + CALIBRATION_ROWS), "calibrate")
+        self.clean_calibration = train.images[TUNE_ROWS + CALIBRATION_ROWS : TUNE_ROWS + 2 * CALIBRATION_ROWS]
+        self.test = shifted(test, slice(0, TEST_ROWS), "test")
+        self.clean = Pictures(test.images[:TEST_ROWS], test.labels[:TEST_ROWS])
+        # parts share their networks: a second copy of a shape exists only where it is moved to itself
+        self.copies = "first", "second" if shapes[0] == shapes[1] else "first"
+        self.source = self._base(self.shapes[0], self.copies[0])
+        self.target = self._base(self.shapes[1], self.copies[1])
+        self.tuned = self._tuned(self.shapes[0], self.source, self.copies[0])
+
+    # -- networks ------------------------------------------------------------------------------------------
+
+    def _base(self, shape: Network, copy: str) -> nn.Module:
+        from transship.suites.small_vision import networks, pretrain
+        from transship.suites.small_vision.shifts import augment
+
+        settings = {"steps": self.options["pretrain"], "seed": self.context.seed("base", shape, copy)}
+        parts = {**settings, "shape": str(shape), "rows": PRETRAIN_ROWS}
+        made = lambda: _arrays(pretrain(shape, self.pretraining, **settings))  # noqa: E731
+        code = (pretrain, networks._train, augment, networks.Network)
+        return shape.load(self.context.cached("small-vision", parts, made, code=code))
+
+    def _tuned(self, shape: Network, base: nn.Module, copy: str) -> nn.Module:
+        from transship.suites.small_vision import fine_tune, networks, shift
+
+        base_seed = self.context.seed("base", shape, copy)
+        settings = {"steps": self.options["tune"], "seed": self.context.seed("tune", self.task)}
+        parts = {
+            **settings,
+            "shape": str(shape),
+            "task": self.task,
+            "base": base_seed,
+            "rows": TUNE_ROWS,
+            "pretrain": self.options["pretrain"],
+        }
+        made = lambda: _arrays(fine_tune(base, self.tuning, **settings))  # noqa: E731
+        code = (fine_tune, networks._train, networks.pretrain, shift)
+        return shape.load(self.context.cached("small-vision-tuned", parts, made, code=code))
+
+    # -- measuring -----------------------------------------------------------------------------------------
+
+    def bounds(self) -> Iterator[Measurement]:
+        """The untouched target, the fine-tuned source and the target's own fine-tune."""
+        from transship.suites.small_vision import accuracy
+
+        self.zero, self.best = accuracy(self.target, self.test), accuracy(self.tuned, self.test)
+        yield self._row(self.target, "target zero-shot")
+        yield self._row(self.tuned, "source fine-tuned")
+        yield self._row(self._tuned(self.shapes[1], self.target, self.copies[1]), "target fine-tuned")
+
+    def _row(self, model: nn.Module, method: str, **more: Any) -> Measurement:
+        from transship.suites.small_vision import accuracy
+
+        strength = more.pop("strength", None)
+        found = accuracy(model, self.test)
+        metrics = {
+            "accuracy": found,
+            "share": (found - self.zero) / (self.best - self.zero),
+            "clean": accuracy(model, self.clean),
+            "strength": strength,
+        }
+        return Measurement(
+            {"method": method, **more}, {name: value for name, value in metrics.items() if value is not None}
+        )
+
+    def work(self, **settings: Any) -> Any:
+        """Return a planned transport of this case."""
+        from transship.data import wrap
+        from transship.verbs.transport.participants import Opening
+        from transship.verbs.transport.settings import Settings
+        from transship.verbs.transport.work import Work
+
+        data = wrap(
+            self.calibration.images.numpy(), self.calibration.labels.numpy(), kind="array", name=self.task
+        )
+        chosen = Settings(**{"seed": self.context.seed("draw") % 2**31, **settings})
+        return Work.open(
+            self.source, self.tuned, self.target, data, Opening(device=self.context.device), chosen
+        )
+
+    def moved(
+        self, work: Any, title: str, method: str, options: Mapping[str, Any] | None = None, **more: Any
+    ) -> Measurement:
+        """Transport with one method and measure the result."""
+        from transship.registry import build_method
+
+        result = work.run(build_method("transport", method, options), keep=more.pop("keep", None))
+        return self._row(result.model(), title, strength=result.strength, **more)
+
+    # -- parts ---------------------------------------------------------------------------------------------
+
+    def wider(self) -> Iterator[Measurement]:
+        """Table 1 and our methods: all of them at B = 10, THESEUS and the unstable ones at every B."""
+        for batches in self.options["batches"]:
+            work = self.work(batches=batches)
+            yield self.moved(work, "theseus", "theseus", batches=batches)
+            if batches != 10:
+                yield self.moved(work, "pinv", "pinv", batches=batches)
+                continue
+            for name in ("random", *BASELINES):
+                yield self.moved(work, name, name, batches=batches)
+            yield self.moved(
+                work, "pinv-tikhonov per side", "pinv-tikhonov", {"form": "per-side"}, batches=batches
+            )
+            yield self.moved(work, "gradient", "gradient", {"blend": 1.0}, batches=batches)
+            yield self.moved(work, "gradient blend", "gradient", batches=batches)
+            yield self.moved(work, "carry alone", "carry", {"body": "none"}, batches=batches)
+            yield self.moved(work, "theseus + carry", "carry", {"body": "theseus"}, batches=batches)
+            yield self.moved(work, "gradient + carry", "carry", {"body": "gradient"}, batches=batches)
+            free = self.work(batches=batches, validation=False)
+            yield self.moved(free, "theseus, strength without labels", "theseus", batches=batches)
+            yield self.moved(free, "gradient blend, strength without labels", "gradient", batches=batches)
+            path = self.work(batches=batches, path_steps=4)
+            yield self.moved(path, "gradient, 4 path steps", "gradient", {"blend": 1.0}, batches=batches)
+            yield self.moved(path, "4 path steps + carry", "carry", {"body": "gradient"}, batches=batches)
+        yield from self._controls()
+        for shots in self.options["shots"]:
+            yield self.moved(self.work(shots=shots), "theseus", "theseus", shots=shots)
+        if self.options["more"]:
+            keep = self.clean_calibration.numpy()
+            yield self.moved(
+                self.work(), "gradient + carry, kept", "carry", {"body": "gradient"}, batches=10, keep=keep
+            )
+            paper = self.work(roles=_paper_roles())
+            yield self.moved(paper, "theseus, roles of the paper", "theseus", batches=10)
+            yield from self._warm_start()
+
+    def narrower(self) -> Iterator[Measurement]:
+        """Tables 7 and 8: the reverse direction."""
+        for batches in self.options["batches"] if self.options["more"] else (10,):
+            yield self.moved(self.work(batches=batches), "theseus", "theseus", batches=batches)
+        work = self.work(batches=10)
+        for name in (*BASELINES, "gradient"):
+            yield self.moved(work, "gradient blend" if name == "gradient" else name, name, batches=10)
+        yield self.moved(work, "carry alone", "carry", {"body": "none"}, batches=10)
+        yield self.moved(work, "theseus + carry", "carry", {"body": "theseus"}, batches=10)
+        yield self.moved(work, "gradient + carry", "carry", {"body": "gradient"}, batches=10)
+        path = self.work(batches=10, path_steps=4)
+        yield self.moved(path, "4 path steps + carry", "carry", {"body": "gradient"}, batches=10)
+
+    def same(self) -> Iterator[Measurement]:
+        """Table 3: one shape, other pre-training."""
+        work = self.work(batches=10)
+        for title, name, options in (
+            ("identity", "identity", {}),
+            ("transfusion, shared residual", "transfusion", {}),
+            ("transfusion, segments", "transfusion", {"residual": "segments"}),
+            ("gradfix", "gradfix", {}),
+            ("gradfix of a random update", "gradfix", {"control": True}),
+            ("gradfix on theseus", "gradfix", {"body": "theseus"}),
+            ("theseus", "theseus", {}),
+            ("gradient blend", "gradient", {}),
+        ):
+            yield self.moved(work, title, name, options, batches=10)
+
+    def deeper(self) -> Iterator[Measurement]:
+        """Table 4: other depth and width."""
+        for depth in ("interpolate", "nearest", "skip"):
+            work = self.work(batches=10, depth=depth)
+            yield self.moved(work, "theseus", "theseus", batches=10, depth=depth)
+            yield self.moved(work, "gradient blend", "gradient", batches=10, depth=depth)
+
+    def finer(self) -> Iterator[Measurement]:
+        """Table 5: another patch grid."""
+        for align in ("mean", "linear", "grid"):
+            for batches in (1, 5):
+                yield self.moved(
+                    self.work(batches=batches, align=align),
+                    "theseus",
+                    "theseus",
+                    batches=batches,
+                    align=align,
+                )
+
+    def _controls(self) -> Iterator[Measurement]:
+        """What a transport must be held against: training on pseudo-labels, and a ridge head on true
+        labels.
+        """
+        import torch
+
+        from transship.suites.small_vision import Pictures, fine_tune
+
+        work = self.work(batches=10)
+        images = torch.from_numpy(work.draws.calibration)
+        pseudo = Pictures(images, work.teacher.outputs.argmax(1))
+        for steps in (40, 160):
+            trained = fine_tune(self.target, pseudo, steps=steps, seed=self.context.seed("control"), batch=32)
+            yield self._row(trained, f"{steps} training steps on pseudo-labels")
+        yield self._row(self._ridge_head(1000), "ridge head on 1000 true labels")
+
+    def _ridge_head(self, rows: int) -> nn.Module:
+        import copy
+
+        import torch
+
+        from transship.activations import load_model
+        from transship.geometry import Moments, ridge
+        from transship.verbs.transport.readout import Readout
+
+        made = copy.deepcopy(self.target)
+        features = Readout(load_model(made)).all(list(self.calibration.images[:rows].numpy())).features
+        wanted = torch.nn.functional.one_hot(self.calibration.labels[:rows], 20).double()
+        head = ridge(Moments.of(features.double(), wanted, parts=("aa", "ab")))
+        assert head.bias is not None
+        with torch.no_grad():
+            for name, value in (("weight", head.matrix.T), ("bias", head.bias)):
+                made.get_parameter(f"classifier.{name}").copy_(value.float())
+        return made
+
+    def _warm_start(self) -> Iterator[Measurement]:
+        """Figure 2: fine-tuning curves of the target from where it is and from the transported start."""
+        from transship.registry import build_method
+        from transship.suites.small_vision import fine_tune
+
+        start = self.work(batches=10).run(build_method("transport", "theseus")).model()
+        for name, model in (("from the target", self.target), ("from the transported start", start)):
+            for steps in self.options["warm"]:
+                tuned = (
+                    model
+                    if steps == 0
+                    else fine_tune(model, self.tuning, steps=steps, seed=self.context.seed("warm"))
+                )
+                yield self._row(tuned, "warm start", start=name, steps=steps)
+
+
+def _paper_roles() -> Any:
+    from transship.verbs.transport.roles import PAPER
+
+    return PAPER
+
+
+def _arrays(model: nn.Module) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
