@@ -17,10 +17,12 @@ def reference():
     return module
 
 
-@pytest.mark.parametrize("page", ["commands.md", "methods.md"])
-def test_every_command_and_method_is_documented_as_it_is(page: str):
-    written = (ROOT / "docs/reference" / page).read_text()
-    assert written == reference().PAGES[page](), "run `make docs` and commit docs/reference"
+def test_every_command_and_method_is_documented_as_it_is(tmp_path: Path):
+    # in a process of its own: click keeps the help options of commands that other tests have run
+    subprocess.run([sys.executable, ROOT / "scripts/reference.py", tmp_path], check=True)
+    for page in reference().PAGES:
+        written = (ROOT / "docs/reference" / page).read_text()
+        assert written == (tmp_path / page).read_text(), "run `make docs` and commit docs/reference"
 
 
 def test_every_command_shows_a_line_to_paste():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import compute_options, local_model, model_options, output_options, print_json
+from transship.cli.options import compute_options, local_model, output_options, print_json, trust_option
 
 if TYPE_CHECKING:
     from transship.activations.compare import Comparison
@@ -41,7 +41,7 @@ ALIGNMENTS = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"
 )
 @output_options
 @compute_options
-@model_options
+@trust_option
 def command(
     source: str,
     target: str,
@@ -59,8 +59,6 @@ def command(
     device: str,
     dtype: str | None,
     trust_remote_code: bool,
-    memory: str | None,
-    allow_pickle: bool,
 ) -> None:
     """Run SOURCE and TARGET over the same inputs and show which of their layers agree.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from transship.cli.options import output_options, print_json
+from transship.cli.options import memory_option, output_options, print_json
 
 RECIPE = click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 PICKLE = click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too (weights only).")
@@ -38,7 +38,7 @@ def plan_command(recipe: Path, as_json: bool, allow_pickle: bool) -> None:
 @click.option(
     "--seed", type=int, default=None, help="Fixes the random methods; the recipe's seed by default."
 )
-@click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")
+@memory_option
 @PICKLE
 @output_options
 def run_command(

@@ -21,26 +21,35 @@ def output_options(command: Command) -> Command:
     return click.option("--force", is_flag=True, help="Replace what is already there.")(command)
 
 
-def compute_options(command: Command) -> Command:
-    """Add `--seed`, `--device`, `--dtype` and `--memory`: how the work is done."""
-    command = click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")(command)
-    command = click.option("--device", default="cpu", show_default=True, help="Where models run.")(command)
-    command = click.option("--dtype", default=None, help="The dtype models run in; their own by default.")(
-        command
-    )
+def seed_option(command: Command) -> Command:
+    """Add `--seed`."""
+    return click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")(command)
+
+
+def memory_option(command: Command) -> Command:
+    """Add `--memory`, for commands that choose their chunks by it."""
     return click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")(
         command
     )
 
 
+def compute_options(command: Command) -> Command:
+    """Add `--seed`, `--device` and `--dtype`: how models are run."""
+    command = seed_option(command)
+    command = click.option("--device", default="cpu", show_default=True, help="Where models run.")(command)
+    return click.option("--dtype", default=None, help="What models run in; float32 by default.")(command)
+
+
+def trust_option(command: Command) -> Command:
+    """Add `--trust-remote-code`."""
+    help_ = "Run code that a model's repository carries."
+    return click.option("--trust-remote-code", is_flag=True, help=help_)(command)
+
+
 def model_options(command: Command) -> Command:
     """Add `--trust-remote-code` and `--allow-pickle`: what may be run or unpickled."""
-    command = click.option(
-        "--trust-remote-code", is_flag=True, help="Run code that a model's repository carries."
-    )(command)
-    return click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too (weights only).")(
-        command
-    )
+    help_ = "Read .bin and .pt files too (weights only)."
+    return click.option("--allow-pickle", is_flag=True, help=help_)(trust_option(command))
 
 
 def print_json(value: Any) -> None:

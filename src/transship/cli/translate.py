@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from transship.cli.options import compute_options, output_options, print_json
+from transship.cli.options import memory_option, output_options, print_json, seed_option
 
 if TYPE_CHECKING:
     from transship.verbs.translate.moving import Moved
@@ -76,7 +76,7 @@ def column_options(function: Command) -> Command:
 @click.option("--old-queries", help="Query vectors of the old model, for --relevance.")
 @column_options
 @output_options
-@compute_options
+@seed_option
 def fit(
     old: str,
     new: str,
@@ -90,9 +90,6 @@ def fit(
     vector_column: str | None,
     as_json: bool,
     report: Path | None,
-    device: str,
-    dtype: str | None,
-    memory: str | None,
     **settings: Any,
 ) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
@@ -166,7 +163,7 @@ def check(
 @click.argument("map_folder", metavar="MAP", type=click.Path(path_type=Path))
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
-@click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")
+@memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @column_options
 def plan(
@@ -198,7 +195,7 @@ def plan(
 @click.argument("map_folder", metavar="MAP", type=click.Path(path_type=Path))
 @click.argument("source", metavar="IN")
 @click.argument("target", metavar="OUT")
-@click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")
+@memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @column_options

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from transship.cli.options import compute_options, local_model, model_options, output_options, print_json
-from transship.numerics import parse_bytes
 
 if TYPE_CHECKING:
     from transship.verbs.transport import Result
@@ -101,8 +100,6 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     check_target(out, force=given["force"])
     if given["report"] is not None:
         check_target(given["report"], force=given["force"])
-    if given["memory"] is not None:
-        parse_bytes(given["memory"])
     method = given["method"]
     if method != "auto":
         method = build_method("transport", method, dict(given["option"]))

@@ -212,6 +212,25 @@ def test_an_adapter_becomes_an_adapter_that_equals_the_dense_transport(kit, tmp_
 
 
 @pytest.mark.slow
+def test_post_norm_encoders_of_other_depth_move_norms_and_maps(kit, tmp_path):
+    from transformers import BertConfig, BertModel
+
+    def bert(width: int, blocks: int):
+        shape = {"hidden_size": width, "num_hidden_layers": blocks, "num_attention_heads": 4}
+        config = BertConfig(
+            vocab_size=VOCABULARY, intermediate_size=2 * width, max_position_embeddings=32, **shape
+        )
+        return kit.spread(BertModel(config, add_pooling_layer=False), blocks)
+
+    base = bert(32, 6)
+    models = {"a": base, "tuned": kit.nudge(base), "b": bert(48, 3)}
+    folders = [save(model, tmp_path / title) for title, model in models.items()]
+    result = transport(*folders, data=sentences(96), method="theseus", strength=1.0, batches=3)
+    assert {layer.site for layer in result.moved.layers} >= {"text.1.norm.mlp_out", "text.1.attention.query"}
+    assert all("blocks against" in one.reason for one in result.moved.left), result.moved.left
+
+
+@pytest.mark.slow
 def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp_path):
     peft = pytest.importorskip("peft")
     import shutil
