@@ -6,7 +6,14 @@ import importlib.util
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# Every run tries the same examples, so that a red run is about the change at hand; HYPOTHESIS_PROFILE=explore
+# draws new ones. No deadline: a loaded machine is no fault of the code.
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 MODELS = Path(os.environ.get("TRANSSHIP_MODELS", Path.home() / ".cache/transship/models"))
 DATA = Path(os.environ.get("TRANSSHIP_DATA", Path.home() / ".cache/transship/data"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transship import data
@@ -103,6 +103,7 @@ def test_a_column_that_the_user_names_wrongly_is_corrected(tmp_path: Path):
         data.text(path, "review_text", label="labels")
 
 
+@example(b"\xef\xbb\xbf", "csv")  # nothing but a byte-order mark
 @given(
     st.binary(max_size=200), st.sampled_from(["csv", "tsv", "jsonl", "json", "txt", "parquet", "npy", "npz"])
 )

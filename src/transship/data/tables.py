@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -176,12 +177,12 @@ def read_utf8(file: Path) -> str:
         raise DataError(
             f"it cannot be read ({error.strerror})", where=str(file), fix="check the file"
         ) from error
-    if not data.strip():
+    if not data.removeprefix(codecs.BOM_UTF8).strip():
         raise DataError("the file is empty", where=str(file), fix="give a file with at least one row")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        offset = error.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
+        offset = error.start + (3 if data.startswith(codecs.BOM_UTF8) else 0)
         line = data.count(b"\n", 0, offset) + 1
         raise DataError(
             f"byte {data[offset]:#04x} at offset {offset} (line {line}) is not UTF-8",

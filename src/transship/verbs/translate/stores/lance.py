@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ class LanceSink:
             raise OutputError("exists already", where=place.text, fix="choose another name, or pass --force")
         self.table: Any = None
         if self.work in names:
-            self.table = self.database.open_table(self.work)
+            self.table = self._continued()
+        if self.table is not None:
             known = (self.table.schema.metadata or {}).get(STAMP_KEY.encode(), b"").decode()
             if known != stamp.to_json():
                 if not force:
@@ -95,6 +97,14 @@ class LanceSink:
                 self.table = None
         self.done = int(self.table.count_rows()) if self.table is not None else 0
         self.waiting: list[pa.Table] = []
+
+    def _continued(self) -> Any:
+        """Return the working table; a kill before its first commit leaves an empty folder, which goes."""
+        try:
+            return self.database.open_table(self.work)
+        except ValueError:
+            shutil.rmtree(Path(self.place.location) / f"{self.work}.lance")
+            return None
 
     def write(self, batch: Batch, vectors: Array) -> None:
         """Add rows to the next commit."""
