@@ -133,6 +133,14 @@ def test_payloads_of_qdrant_are_kept_and_stamped(saved, tmp_path: Path):
         assert (payload["vector_model"], payload["vector_map"]) == ("new", saved.hash)
 
 
+def test_a_lance_table_killed_before_its_first_commit_starts_anew(saved, tmp_path: Path):
+    rows = helpers.make_rows()
+    source = helpers.build("lance", tmp_path / "in", rows)
+    (tmp_path / "outdb" / "moved__partial.lance" / "data").mkdir(parents=True)  # data, and no version yet
+    run(saved, source, helpers.target("lance", tmp_path))
+    assert len(read(helpers.target("lance", tmp_path))) == COUNT
+
+
 @pytest.mark.parametrize("kind", helpers.KINDS)
 @pytest.mark.parametrize("stop", [2, 5])
 def test_a_run_that_stopped_goes_on_and_gives_the_same_rows(
