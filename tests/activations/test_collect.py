@@ -262,6 +262,29 @@ def test_interpolated_depth_mixes_rows_or_moments_to_the_same_cross_moment(
     torch.testing.assert_close(unit.ab, expected)
 
 
+def test_a_shallower_model_is_collected_though_its_mixed_blocks_share_tensors(
+    sentences: list[list[int]], tiny: Tiny
+):
+    import transformers as hf
+
+    def bert(layers: int) -> LoadedModel:
+        torch.manual_seed(layers)
+        sizes = {"hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 20}
+        config = hf.BertConfig(vocab_size=50, num_hidden_layers=layers, **sizes)
+        return load_model(
+            hf.BertModel(config, add_pooling_layer=False).double(), preprocess=tiny("bert").custom
+        )
+
+    deep, shallow = bert(6), bert(3)
+    mixed, kept = (
+        collect(deep, shallow, None, sentences, tokens_per_input=None, blend=blend) for blend in (True, False)
+    )
+    for name in ("text.1.attention.query", "text.1.mlp.out", "text.2.mlp.in"):
+        for side in ("input", "output"):
+            one, two = mixed.of(name, side), kept.of(name, side)
+            torch.testing.assert_close(one.ab, two.ab, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("window", [2, 3])
 def test_windowed_attention_is_put_back_in_order(window: int, pictures: Callable[[int], list[Any]]):
     """What the query map of a shifted, padded window attention reads is the norm's output, token by token."""

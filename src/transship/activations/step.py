@@ -206,9 +206,12 @@ class Stepper:
         return (self.source.seen[source.tap].identity, self.target.seen[target.tap].identity)
 
     def restrict(self, pairs: Iterable[tuple[Stream, Stream]]) -> None:
-        """Watch only these pairs from now on (those whose tensors others share need not be watched)."""
-        kept = set(pairs)
-        self.lanes = {pair: lane for pair, lane in self.lanes.items() if pair in kept}
+        """Watch only these pairs from now on (those whose tensors others share need not be watched).
+
+        Where depths differ, streams that carry one tensor may be mixed into a pair that nobody asked for;
+        it gets its lane here.
+        """
+        self.lanes = {pair: lane for pair in pairs if (lane := self.lane(*pair)) is not None}
         self._plan = (self._by_tap(0), self._by_tap(1))
 
     def _by_tap(self, side: int) -> dict[Tap, list[Lane]]:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 # `auto` walks the path at these multiples of the best single step's strength and keeps the better one: what
 # was moved so far does less in a strange target than in the source, so maps between states that have come
-# equally far need a longer stride (noise: 42 % at 1, 57 % at 2); in a twin the stride is 1.
+# equally far need a longer stride (noise: 41 % at 1, 57 % at 2, on the networks it was chosen on); in a twin
+# the stride is 1.
 WALKS = (1.0, 2.0)
 # how the whole is rescaled at the end, relative to the strength that the path was walked with
 RESCALE = (0.0, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.5)

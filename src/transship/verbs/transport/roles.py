@@ -1,6 +1,6 @@
 """What happens to the parts of a model that are no plain linear map: one explicit choice per role.
 
-| role | the choice | what the paper (or its released code) does | measured on the small vision suite |
+| role | the choice | what the paper (or its released code) does | difference in a prototype |
 |---|---|---|---|
 | norm gains | `vector`: Tᵀδγ; `diagonal`: diag(Tᵀ diag(δγ) T); `keep` | `vector` | no difference |
 | norm shifts | Tᵀδβ, with the gains | the same | – |

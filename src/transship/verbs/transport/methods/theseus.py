@@ -18,7 +18,7 @@ class Theseus(SidedMethod):
     Towards a wider target the Frobenius norm is kept; towards a narrower one the update is compressed.
 
     Attributes:
-        centre: take the Moments about the means; the paper does not, and no difference was measured.
+        centre: take the Moments about the means; the paper does not; a prototype showed no difference.
         whiten: power p ≤ 0.5 of T = polar(C_AA^−p C_AB C_BB^−p); 0 is the paper, 0.5 aligns canonical
             directions.
         complete: what T does where the calibration inputs say nothing: zero drops those parts of the update,
