@@ -49,7 +49,7 @@ def methods_page() -> str:
         if cards:
             parts.append(f"## {verb}\n")
         for card in cards:
-            parts.append(f"### {verb}: {card.name}\n\n{card.summary}\n")
+            parts.append(f"### {card.verb}: {card.name}\n\n{card.summary}\n")
             if card.paper:
                 parts.append(f"*{card.paper}*\n")
             if card.parameters:

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Literal
 from transship.errors import OptionError
 
 VERBS = ("transport", "merge", "translate", "adapt")
+# a verb's command with methods of its own → where they are; `transship methods VERB` lists them with the verb
+COMMANDS = {"merge start": "merge.fusion"}
 
 
 class Method:
@@ -50,13 +52,13 @@ class MethodCard:
 
 
 def methods_package(verb: str) -> str:
-    """Return the package whose files are the methods of `verb`."""
-    return f"transship.verbs.{verb}.methods"
+    """Return the package whose files are the methods of `verb`, or of one of its commands."""
+    return f"transship.verbs.{COMMANDS.get(verb, verb)}.methods"
 
 
 def method_names(verb: str) -> tuple[str, ...]:
     """Return the names of a verb's methods, sorted, without importing any of them."""
-    folder = Path(__file__).parent / "verbs" / verb / "methods"
+    folder = Path(__file__).parent.joinpath(*methods_package(verb).split(".")[1:])
     return tuple(sorted(file.stem.replace("_", "-") for file in folder.glob("[a-z]*.py")))
 
 
@@ -79,22 +81,30 @@ def method_class(verb: str, name: str) -> type[Method]:
 def build_method(verb: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
     """Return the method `name` with `options` (strings from the command line, or values) as its fields."""
     kind = method_class(verb, name)
+    return kind(**parse_fields(kind, options or {}, where=f"{verb} --method {name}"))
+
+
+def parse_fields(kind: type, options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Return `options` as values for the fields of the dataclass `kind`; a name it has not is an error."""
     hints = typing.get_type_hints(kind)
-    fields = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(kind) if field.init}  # type: ignore[arg-type]
+    fields = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(kind) if field.init}
     values = {}
-    for key, value in (options or {}).items():
+    for key, value in options.items():
         plain = key.replace("_", "-")
         if plain not in fields:
-            raise unknown(key, tuple(fields), kind="parameter", where=f"{verb} --method {name}")
-        values[fields[plain]] = _parse(value, hints[fields[plain]], where=f"{name}: {key}")
-    return kind(**values)
+            raise unknown(key, tuple(fields), kind="parameter", where=where)
+        values[fields[plain]] = _parse(value, hints[fields[plain]], where=f"{where}: {key}")
+    return values
 
 
 def describe(verb: str, name: str) -> MethodCard:
     """Return the card of one method: summary, paper and parameters, read from its class."""
     kind = method_class(verb, name)
     text = inspect.getdoc(kind) or ""
-    helps = _attribute_helps(text)
+    # what a family of methods shares is explained once, at their common base
+    helps: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        helps |= _attribute_helps(inspect.cleandoc(base.__doc__ or ""))
     hints = typing.get_type_hints(kind)
     parameters = tuple(
         Parameter(
@@ -110,8 +120,13 @@ def describe(verb: str, name: str) -> MethodCard:
 
 
 def describe_all(verbs: Iterable[str] = VERBS) -> list[MethodCard]:
-    """Return the cards of all methods of `verbs`."""
-    return [describe(verb, name) for verb in verbs for name in method_names(verb)]
+    """Return the cards of all methods of `verbs`, those of their commands included."""
+    families = [family for verb in verbs for family in (verb, *_commands(verb))]
+    return [describe(family, name) for family in families for name in method_names(family)]
+
+
+def _commands(verb: str) -> list[str]:
+    return [command for command in COMMANDS if command.split()[0] == verb]
 
 
 def unknown(given: str, known: Iterable[str], *, kind: str, where: str) -> OptionError:

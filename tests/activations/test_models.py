@@ -212,3 +212,43 @@ def test_pairs_of_image_and_text_run_both_towers(
     batch = model.preprocess([(picture, "text") for picture in pictures(16)])
     assert set(batch.layouts) == {"vision", "text"}
     assert {"pixel_values", "input_ids"} <= set(batch.inputs)
+
+
+def test_pairs_of_texts_are_read_as_two_texts_with_offsets_that_count_through(minilm: Path):
+    loaded = load_model(minilm)
+    pairs = [("a dog runs", "the animal is running"), ("no", "yes, but later")]
+    batch = loaded.preprocess(pairs)
+    joined = loaded.tokenizer(*zip(*pairs, strict=True), padding=True, return_tensors="pt")
+    assert torch.equal(batch.inputs["input_ids"], joined["input_ids"])
+    assert torch.equal(batch.inputs["token_type_ids"], joined["token_type_ids"])
+    layout = batch.layout("text")
+    assert layout.offsets is not None
+    assert layout.mask is not None
+    assert layout.special is not None
+    for row, (one, other) in enumerate(pairs):
+        both = f"{one} {other}"
+        kept = layout.mask[row] & ~layout.special[row]
+        words = [both[start:stop] for start, stop in layout.offsets[row][kept]]
+        assert "".join(words) == both.replace(" ", "")
+    assert loaded.length(pairs[0]) == len("".join(pairs[0]))
+
+
+def test_pairs_of_texts_align_between_tokenizers_text_by_text(minilm: Path, models_dir: Path):
+    from transship.activations import align_tokens
+
+    source, target = load_model(minilm), load_model(models_dir / "granite-small")
+    pair = ("unmistakably the bank of the river", "a riverbank is unmistakable")
+    batches = source.preprocess([pair]), target.preprocess([pair])
+    lengths = [one.inputs["input_ids"].shape[1] for one in batches]
+    found = align_tokens(*(one.layout("text") for one in batches), *lengths)
+    # offsets are mixed like activations: the two sides of a row must then lie at the same place of the texts
+    centres = []
+    for operator, batch in zip((found.source, found.target), batches, strict=True):
+        offsets = batch.layout("text").offsets
+        assert offsets is not None
+        centres.append(operator.apply(torch.from_numpy(offsets[0]).double()).mean(1))
+    seen = centres[1] > 0
+    border = len(pair[0])
+    assert int((centres[1][seen] > border).sum()) >= 4
+    assert torch.equal(centres[0][seen] > border, centres[1][seen] > border)
+    assert float((centres[0] - centres[1])[seen].abs().max()) < len("unmistakably")

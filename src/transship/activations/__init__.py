@@ -4,8 +4,11 @@ from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments, Entry, Skipped
 from transship.activations.compare import Comparison, Residual, StackComparison, compare
 from transship.activations.features import features, iter_features
+from transship.activations.functional import FunctionalModel
 from transship.activations.match import Matching, SitePair, Unmatched, block_weights, match_sites
 from transship.activations.models import Batch, LoadedModel, load_model
+from transship.activations.names import parameter_names
+from transship.activations.readout import Reading, Readout
 from transship.activations.sites import (
     Part,
     Site,
@@ -27,9 +30,12 @@ __all__ = [
     "CollectedMoments",
     "Comparison",
     "Entry",
+    "FunctionalModel",
     "LoadedModel",
     "Matching",
     "Part",
+    "Reading",
+    "Readout",
     "Residual",
     "RowOperator",
     "Site",
@@ -49,6 +55,7 @@ __all__ = [
     "iter_features",
     "load_model",
     "match_sites",
+    "parameter_names",
     "read_bias",
     "read_weight",
     "split_fused",

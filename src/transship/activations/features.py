@@ -109,7 +109,14 @@ def sentence_encoder_settings(folder: Path | None) -> tuple[Pooling | None, bool
 
 def _pooled(loaded: LoadedModel, batch: Batch, pooling: Pooling | None) -> Float[Tensor, "inputs width"]:
     with torch.inference_mode():
-        states, stack = _final_states(loaded, batch)
+        return pooled_states(loaded, batch, pooling)
+
+
+def pooled_states(
+    loaded: LoadedModel, batch: Batch, pooling: Pooling | None = None
+) -> Float[Tensor, "inputs width"]:
+    """Return the pooled last states of one batch, differentiable where gradients are enabled."""
+    states, stack = _final_states(loaded, batch)
     if states.dim() == 2:
         return states
     if states.dim() == 4:

@@ -40,7 +40,7 @@ def open_model(folder: str, name: str, *, dtype: Any, head: bool, trust_remote_c
     kind = model_class(config, head, name)
     model, unused = _load_weights(kind, path, config, name, _dtype(dtype), head, options)
     local = Path(path) if Path(path).is_dir() else None
-    tokenizer, processor = _preprocessors(path, options)
+    tokenizer, processor = preprocessors(path, options)
     return Opened(model, config, tokenizer, processor, local, unused, _max_length(config, tokenizer, local))
 
 
@@ -79,6 +79,14 @@ def model_class(config: Any, head: bool, name: str) -> Any:
             fix="load it without its head, or upgrade transformers",
         )
     return kind
+
+
+def has_head(config: Mapping[str, Any]) -> bool:
+    """Return whether the config's architecture is a headed one, `BertForSequenceClassification` and not
+    `BertModel`.
+    """
+    name = str((config.get("architectures") or ["Model"])[0])
+    return not name.endswith("Model") or name.endswith("LMHeadModel")
 
 
 def _load_weights(
@@ -130,7 +138,7 @@ def _belongs_to_a_head(key: str, model: nn.Module, config: Any, head: bool) -> b
     return top not in inner or top == "pooler"
 
 
-def _preprocessors(path: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
+def preprocessors(path: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return (tokenizer, image processor), None for what the folder does not have."""
     import transformers
 

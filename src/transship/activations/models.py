@@ -93,12 +93,14 @@ class LoadedModel:
         return self.image_processor is not None or image_size(self.config) is not None
 
     def preprocess(self, inputs: Sequence[Any]) -> Batch:
-        """Return the batch for raw inputs: texts, images (PIL or arrays), or (image, text) pairs."""
+        """Return the batch for raw inputs: texts, pairs of texts, images, or (image, text)."""
         if not len(inputs):
             raise DataError("a batch without inputs", where=self.name, fix="give at least one input")
         if self.custom is not None:
             return self._as_batch(self.custom(inputs), len(inputs))
         first = inputs[0]
+        if is_text_pair(first):
+            return self._texts([one for one, _ in inputs], [other for _, other in inputs])
         if isinstance(first, tuple | list) and len(first) == 2 and isinstance(first[1], str):
             pictures = self._images([image for image, _ in inputs])
             words = self._texts([text for _, text in inputs])
@@ -125,9 +127,12 @@ class LoadedModel:
 
     def length(self, item: Any) -> int:
         """Return a cheap measure of how much work an input is, to batch like with like."""
+        if is_text_pair(item):
+            return len(item[0]) + len(item[1])
         return len(item) if isinstance(item, str) else 0
 
-    def _texts(self, texts: Sequence[str]) -> Batch:
+    def _texts(self, texts: Sequence[str], seconds: Sequence[str] | None = None) -> Batch:
+        """Return the batch of texts; `seconds` are read behind them, as the tokenizer joins two texts."""
         if self.tokenizer is None:
             raise DataError(
                 "the model has no tokenizer for texts",
@@ -139,6 +144,7 @@ class LoadedModel:
             warnings.simplefilter("ignore")
             encoded = self.tokenizer(
                 list(texts),
+                None if seconds is None else list(seconds),
                 padding=True,
                 truncation=True,
                 max_length=self.max_length,
@@ -147,6 +153,8 @@ class LoadedModel:
                 return_tensors="np",
             )
         offsets = encoded.pop("offset_mapping") if fast else None
+        if offsets is not None and seconds is not None:
+            offsets = _one_after_the_other(offsets, encoded, texts)
         special = encoded.pop("special_tokens_mask").astype(bool)
         mask = encoded["attention_mask"].astype(bool)
         if mask.shape[1] == 0 or not mask.any(1).all():
@@ -301,6 +309,22 @@ def load_model(
         opened.max_length,
         where,
     )
+
+
+def is_text_pair(item: Any) -> bool:
+    """Return whether a raw input is two texts that are read together."""
+    return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(one, str) for one in item)
+
+
+def _one_after_the_other(offsets: np.ndarray, encoded: Any, texts: Sequence[str]) -> np.ndarray:
+    """Return offsets [inputs, tokens, 2] that count through both texts of every pair: tokens of the second
+    start behind the end of the first, so that no token of one text overlaps with one of the other.
+    """
+    moved = offsets.copy()
+    for row, text in enumerate(texts):
+        second = np.array([part == 1 for part in encoded.sequence_ids(row)])
+        moved[row, second] += len(text) + 1
+    return moved
 
 
 def _causal_types() -> frozenset[str]:

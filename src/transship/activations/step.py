@@ -226,7 +226,7 @@ class Stepper:
         """Run one batch through both models and return its rows, written into `buffers` if given."""
         inputs, numbers = [item for _, item in items], [number for number, _ in items]
         batches = self.source.loaded.preprocess(inputs), self.target.loaded.preprocess(inputs)
-        aligned = {lane: self._align(lane, batches, numbers) for lane in dict.fromkeys(self.lanes.values())}
+        aligned = {lane: self.align(lane, batches, numbers) for lane in dict.fromkeys(self.lanes.values())}
         rows = {lane: found.source.rows for lane, found in aligned.items()}
         if buffers is not None:
             buffers.make_room(rows)
@@ -238,7 +238,8 @@ class Stepper:
             made.append(self._collect(side, batch, self._plan[number], operators, buffers, number))
         return StepRows(made[0], made[1], rows, len(items))
 
-    def _align(self, lane: Lane, batches: tuple[Batch, Batch], numbers: Sequence[int]) -> Alignment:
+    def align(self, lane: Lane, batches: tuple[Batch, Batch], numbers: Sequence[int]) -> Alignment:
+        """Return which rows of a lane's tensors belong together in a batch of inputs with these numbers."""
         layouts = batches[0].layout(lane.source_stack), batches[1].layout(lane.target_stack)
         lengths = [
             tokens or _text_tokens(layout)

@@ -209,12 +209,17 @@ def _main_dtype(plans: Sequence[TensorPlan]) -> str:
 
 def _write_tensor(file: BinaryIO, plan: TensorPlan) -> None:
     left = plan.nbytes(plan.dtype)
-    for part in _parts(plan.producer()):
-        for block in _encoded(part, plan):
-            left -= block.nbytes
-            file.write(block)
+    for block in encoded(plan):
+        left -= block.nbytes
+        file.write(block)
     if left:
         raise ValueError(f"{plan.name}: its producer gave {'too few' if left > 0 else 'too many'} elements")
+
+
+def encoded(plan: TensorPlan) -> Iterator[memoryview]:
+    """Yield a tensor's bytes as they are written; a block is valid until the next one is asked for."""
+    for part in _parts(plan.producer()):
+        yield from _encoded(part, plan)
 
 
 def _parts(produced: Any) -> Iterable[Any]:
@@ -302,4 +307,4 @@ def _sum(base: Checkpoint, update: Update, name: str) -> Producer:
     return produce
 
 
-__all__ = ["TensorPlan", "applied", "check_target", "copied", "write_checkpoint", "write_file"]
+__all__ = ["TensorPlan", "applied", "check_target", "copied", "encoded", "write_checkpoint", "write_file"]

@@ -121,7 +121,7 @@ def ridge_loo(
 
     With Z = X V and leverages h_i = 1/n + Σ_j Z_ij² / (E_j + λ) (without 1/n if not centred), the error at a
     row left out is (y_i − ŷ_i) / (1 − h_i). Works in float64 and through the narrower of the two Gram
-    matrices.
+    matrices; between the λ of a grid the errors of float32 rows are compared in float32.
 
     Args:
         x: source rows, in memory.
@@ -131,6 +131,7 @@ def ridge_loo(
     """
     if x.shape[0] < 2:
         raise DataError(f"{x.shape[0]} rows cannot leave one out", where="ridge_loo", fix="give two or more")
+    single = x.dtype == y.dtype == torch.float32
     x, y, count = x.detach().double(), y.detach().double(), x.shape[0]
     mean_x, mean_y = x.mean(0), y.mean(0)
     if centre:
@@ -141,19 +142,24 @@ def ridge_loo(
     projected = scores.T @ y
     intercept = 1.0 / count if centre else 0.0
 
-    def left_out(penalty: float) -> Tensor:
-        _check_strength(penalty, "ridge_loo")
+    def left_out(penalty: float, scores: Tensor, projected: Tensor, y: Tensor) -> Tensor:
         shrunk = 1.0 / (values + penalty)
-        leverage = (scores.square() @ shrunk + intercept).clamp_max(1.0 - 1e-12)
-        return (y - scores @ (shrunk[:, None] * projected)) / (1.0 - leverage)[:, None]
+        leverage = (squares @ shrunk + intercept).clamp_max(1.0 - 1e-12)
+        fitted = scores @ (shrunk[:, None] * projected).to(scores.dtype)
+        return (y - fitted) / (1.0 - leverage).to(y.dtype)[:, None]
 
-    errors = torch.stack([left_out(penalty).square().mean() for penalty in grid])
+    for penalty in grid:
+        _check_strength(penalty, "ridge_loo")
+    squares, coarse = scores.square(), (scores, projected, y)
+    if single and len(grid) > 1:
+        coarse = (scores.float(), projected, y.float())
+    errors = torch.stack([left_out(penalty, *coarse).square().mean().double() for penalty in grid])
     best = grid[int(errors.argmin())]
     matrix = vectors @ (projected / (values + best)[:, None])
     means = (mean_x, mean_y) if centre else (None, None)
     details = {"lambda": best, "strength": best / unit if unit > 0 else 0.0, "loo": float(errors.min())}
     fitted = LinearMap(matrix, means[0], means[1], "ridge", found.rank, found.tolerance, details)
-    predictions = y - left_out(best) + (mean_y if centre else 0.0)
+    predictions = y - left_out(best, scores, projected, y) + (mean_y if centre else 0.0)
     return LeaveOneOut(fitted, best, errors, predictions)
 
 

@@ -1,5 +1,6 @@
 """Small numeric files: safetensors with JSON in the header, version-checked, renamed into place."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +20,23 @@ def write_arrays(path: str | Path, arrays: Mapping[str, Tensor], about: Mapping[
     try:
         whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
         save_file(whole, beside, metadata=dict(about))
+        _order_header(beside)
         os.replace(beside, target)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _order_header(path: Path) -> None:
+    """Sort the strings in the header, which the writer leaves in an order of chance."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(ordered) <= size:  # padded with spaces, as the format has it
+            file.seek(8)
+            file.write(ordered.ljust(size))
 
 
 def read_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from transship.activations import load_model
+from transship.activations.readout import Readout
 from transship.errors import OptionError
 from transship.verbs.transport import Settings, Work, kinship, transport
 from transship.verbs.transport.evaluate import evaluate, warm_start, zero_shot
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.participants import Opening
-from transship.verbs.transport.readout import Readout
 
 
 def test_carry_puts_the_dense_ridge_head_into_the_target(kit):

@@ -2,6 +2,9 @@
 strength 0.
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -211,3 +214,64 @@ def test_the_same_arguments_give_the_same_bytes(kit):
     ]
     for one, other in ((made[0], made[1]), (made[2], made[3])):
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_memory_does_not_grow_with_batches(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=1)
+    data = kit.pictures(3200)
+    marks: dict[str, dict[int, int]] = {}
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    transport(
+        source,
+        kit.nudge(source),
+        target,
+        data=data,
+        method="gradient",
+        strength=1.0,
+        batches=100,
+        tokens_per_input=4,
+        progress=lambda what, done, total: marks.setdefault(what, {}).update({done: resident()}),
+    )
+    assert set(marks) == {"activations", "gradients"}
+    for what, seen in marks.items():
+        assert len(seen) == 100
+        growth = max(seen.values()) - max(size for done, size in seen.items() if done <= 640)
+        assert growth < 8 * 2**20, f"{what} grew by {growth / 2**20:.1f} MB after twenty batches"
+
+
+@pytest.mark.slow
+def test_pairs_of_texts_move_between_tokenizers(minilm, models_dir):
+    """A pair is read as two texts by both models, and its words are aligned text by text."""
+    from transship.activations import load_model
+
+    pairs = [(f"a dog and {n} cats", f"{n} animals are unmistakably here") for n in range(48)]
+    source = load_model(minilm)
+    tuned = load_model(kit_nudged(source.model), name="tuned")
+    tuned.tokenizer, tuned.max_length = source.tokenizer, source.max_length
+    result = transport(
+        source,
+        tuned,
+        load_model(models_dir / "granite-small"),
+        data=pairs,
+        method="theseus",
+        strength=2.0,
+        batches=1,
+    )
+    linear = [layer for layer in result.moved.layers if layer.residual_out is not None]
+    assert len(linear) == 6 * 6
+    # unrelated encoders agree far more on the same words than a random alignment would
+    assert sum(layer.residual_out for layer in linear) / len(linear) < 0.7
+
+
+def kit_nudged(model: torch.nn.Module) -> torch.nn.Module:
+    import copy
+
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "encoder" in name:
+                parameter.mul_(1.01)
+    return made

@@ -7,18 +7,25 @@ from transship.suites.runner import Case, Context
 from transship.suites.runner.cache import Cache
 from transship.suites.small_vision import bench
 
-TINY = {"pretrain": 6, "tune": 3, "batches": [1, 10], "shots": [1], "more": False, "warm": [0, 2]}
+TINY = {"pretrain": 6, "tune": 3, "batches": [1], "shots": [1], "warm": [0, 2]}
 
 
 @pytest.fixture
 def tiny(data_dir, monkeypatch):
-    rows = {"PRETRAIN_ROWS": 1600, "TUNE_ROWS": 400, "CALIBRATION_ROWS": 400, "TEST_ROWS": 60}
+    rows = {
+        "PRETRAIN_ROWS": 1600,
+        "TUNE_ROWS": 400,
+        "CALIBRATION_ROWS": 400,
+        "TEST_ROWS": 60,
+        "VALIDATION_ROWS": 40,
+        "CLEAN_ROWS": 20,
+    }
     for name, count in rows.items():
         monkeypatch.setattr(bench, name, count)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["deeper", "finer"])
+@pytest.mark.parametrize("part", ["budget", "finer"])
 def test_a_part_of_theseus_width_fills_its_rows(tiny, tmp_path, part):
     case = Case({"part": part, "task": "rotation"}, 0)
     found = list(theseus_width.run(case, Context("theseus-width", case, TINY, Cache(tmp_path))))

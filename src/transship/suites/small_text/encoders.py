@@ -108,9 +108,9 @@ def fine_tune(
     return tuned.eval()
 
 
-def predict(model: LoadedModel, texts: Sequence[str], batch: int = 64) -> Tensor:
+def predict(model: LoadedModel, texts: Sequence[Any], batch: int = 64) -> Tensor:
     """Return the module's output for every text, in order; batches are of similar length."""
-    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    order = sorted(range(len(texts)), key=lambda row: model.length(texts[row]))
     made: list[tuple[list[int], Tensor]] = []
     with torch.inference_mode():
         for start in range(0, len(order), batch):

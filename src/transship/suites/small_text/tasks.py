@@ -25,18 +25,18 @@ NEEDS = {
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Training and test rows of a task."""
+    """Training and test rows of a task: texts, or pairs of texts."""
 
-    train: list[str]
+    train: list[Any]
     train_labels: Any
-    test: list[str]
+    test: list[Any]
     test_labels: Any
     names: tuple[str, ...]
 
 
 @cache
 def load_texts(task: str, most_test: int = 2000) -> Texts:
-    """Return a task's rows; pairs of sentences become one text."""
+    """Return a task's rows; SICK's are pairs of sentences, which the models read as two texts."""
     from transship.data import find_data, load
 
     if task == "supersenses":
@@ -51,9 +51,9 @@ def load_texts(task: str, most_test: int = 2000) -> Texts:
     data = load(_FILES[task])
     train, test = data.split("train"), data.split("test")
     return Texts(
-        [_joined(row) for row in train.inputs],
+        list(train.inputs),
         train.labels,
-        *_test([_joined(row) for row in test.inputs], test.labels, most_test),
+        *_test(list(test.inputs), test.labels, most_test),
         data.label_names,
     )
 
@@ -89,9 +89,5 @@ def operations_phrases() -> list[str]:
     return [f"{subject} {event}" for subject in subjects for event in events]
 
 
-def _joined(row: Any) -> str:
-    return row if isinstance(row, str) else " / ".join(row)
-
-
-def _test(rows: list[str], labels: Any, most: int) -> tuple[list[str], Any]:
+def _test(rows: list[Any], labels: Any, most: int) -> tuple[list[Any], Any]:
     return rows[:most], labels[:most]

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
     from transship.suites.small_vision import Network, Pictures
 
-PRETRAIN_ROWS, TUNE_ROWS, CALIBRATION_ROWS, TEST_ROWS = 20000, 10000, 4000, 2000
+PRETRAIN_ROWS, TUNE_ROWS, CALIBRATION_ROWS = 20000, 10000, 4000
+VALIDATION_ROWS, TEST_ROWS, CLEAN_ROWS = 250, 1000, 500
+GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 # part → (source, target) as (width, blocks, patch); copies of one shape differ in their seeds
 PARTS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
     "wider": ((64, 4, 7), (96, 4, 7)),
     "narrower": ((96, 4, 7), (64, 4, 7)),
+    "budget": ((64, 4, 7), (96, 4, 7)),
     "same": ((64, 4, 7), (64, 4, 7)),
     "deeper": ((64, 4, 7), (96, 6, 7)),
     "finer": ((64, 4, 7), (96, 4, 4)),
@@ -34,7 +37,7 @@ class Bench:
         shapes = PARTS[str(case["part"])]
         self.shapes = tuple(Network(*shape) for shape in shapes)
         train = load_pictures("train", PRETRAIN_ROWS)
-        test = load_pictures("test", 2 * TEST_ROWS)
+        test = load_pictures("test", TEST_ROWS)
 
         def shifted(pictures: Pictures, rows: slice, purpose: str) -> Pictures:
             images = shift(pictures.images[rows], self.task, seed=context.seed(purpose, self.task))
@@ -45,7 +48,7 @@ class Bench:
         self.calibration = shifted(train, slice(TUNE_ROWS, TUNE_ROWS + CALIBRATION_ROWS), "calibrate")
         self.clean_calibration = train.images[TUNE_ROWS + CALIBRATION_ROWS : TUNE_ROWS + 2 * CALIBRATION_ROWS]
         self.test = shifted(test, slice(0, TEST_ROWS), "test")
-        self.clean = Pictures(test.images[:TEST_ROWS], test.labels[:TEST_ROWS])
+        self.clean = Pictures(test.images[:CLEAN_ROWS], test.labels[:CLEAN_ROWS])
         # parts share their networks: a second copy of a shape exists only where it is moved to itself
         self.copies = "first", "second" if shapes[0] == shapes[1] else "first"
         self.source = self._base(self.shapes[0], self.copies[0])
@@ -84,13 +87,16 @@ class Bench:
     # -- measuring -----------------------------------------------------------------------------------------
 
     def bounds(self) -> Iterator[Measurement]:
-        """The untouched target, the fine-tuned source and the target's own fine-tune."""
+        """The untouched target, the fine-tuned source and, where a table shows it, the target's own
+        fine-tune.
+        """
         from transship.suites.small_vision import accuracy
 
         self.zero, self.best = accuracy(self.target, self.test), accuracy(self.tuned, self.test)
         yield self._row(self.target, "target zero-shot")
         yield self._row(self.tuned, "source fine-tuned")
-        yield self._row(self._tuned(self.shapes[1], self.target, self.copies[1]), "target fine-tuned")
+        if self.context.case["part"] in ("wider", "narrower", "same"):
+            yield self._row(self._tuned(self.shapes[1], self.target, self.copies[1]), "target fine-tuned")
 
     def _row(self, model: nn.Module, method: str, **more: Any) -> Measurement:
         from transship.suites.small_vision import accuracy
@@ -114,10 +120,16 @@ class Bench:
         from transship.verbs.transport.settings import Settings
         from transship.verbs.transport.work import Work
 
+        # the last rows of the calibration data choose strengths; test images are never among them
+        training = CALIBRATION_ROWS - VALIDATION_ROWS
         data = wrap(
-            self.calibration.images.numpy(), self.calibration.labels.numpy(), kind="array", name=self.task
+            self.calibration.images.numpy(),
+            self.calibration.labels.numpy(),
+            kind="array",
+            name=self.task,
+            splits=["train"] * training + ["validation"] * VALIDATION_ROWS,
         )
-        chosen = Settings(**{"seed": self.context.seed("draw") % 2**31, **settings})
+        chosen = Settings(**{"seed": self.context.seed("draw") % 2**31, "grid": GRID, **settings})
         return Work.open(
             self.source, self.tuned, self.target, data, Opening(device=self.context.device), chosen
         )
@@ -134,53 +146,71 @@ class Bench:
     # -- parts ---------------------------------------------------------------------------------------------
 
     def wider(self) -> Iterator[Measurement]:
-        """Table 1 and our methods: all of them at B = 10, THESEUS and the unstable ones at every B."""
-        for batches in self.options["batches"]:
-            work = self.work(batches=batches)
-            yield self.moved(work, "theseus", "theseus", batches=batches)
-            if batches != 10:
-                yield self.moved(work, "pinv", "pinv", batches=batches)
-                continue
-            for name in ("random", *BASELINES):
-                yield self.moved(work, name, name, batches=batches)
-            yield self.moved(
-                work, "pinv-tikhonov per side", "pinv-tikhonov", {"form": "per-side"}, batches=batches
-            )
-            yield self.moved(work, "gradient", "gradient", {"blend": 1.0}, batches=batches)
-            yield self.moved(work, "gradient blend", "gradient", batches=batches)
-            yield self.moved(work, "carry alone", "carry", {"body": "none"}, batches=batches)
-            yield self.moved(work, "theseus + carry", "carry", {"body": "theseus"}, batches=batches)
-            yield self.moved(work, "gradient + carry", "carry", {"body": "gradient"}, batches=batches)
-            free = self.work(batches=batches, validation=False)
-            yield self.moved(free, "theseus, strength without labels", "theseus", batches=batches)
-            yield self.moved(free, "gradient blend, strength without labels", "gradient", batches=batches)
-            path = self.work(batches=batches, path_steps=4)
-            yield self.moved(path, "gradient, 4 path steps", "gradient", {"blend": 1.0}, batches=batches)
-            yield self.moved(path, "4 path steps + carry", "carry", {"body": "gradient"}, batches=batches)
-        yield from self._controls()
-        for shots in self.options["shots"]:
-            yield self.moved(self.work(shots=shots), "theseus", "theseus", shots=shots)
-        if self.options["more"]:
-            keep = self.clean_calibration.numpy()
-            yield self.moved(
-                self.work(), "gradient + carry, kept", "carry", {"body": "gradient"}, batches=10, keep=keep
-            )
-            paper = self.work(roles=_paper_roles())
-            yield self.moved(paper, "theseus, roles of the paper", "theseus", batches=10)
-            yield from self._warm_start()
+        """Table 1 at B = 10, and our methods."""
+        work = self.work(batches=10)
+        for name in ("theseus", *BASELINES):
+            yield self.moved(work, name, name, batches=10)
+        yield self.moved(work, "gradient", "gradient", {"blend": 1.0}, batches=10)
+        yield self.moved(work, "gradient blend", "gradient", batches=10)
+        yield from self._carried(work)
+        yield from self._path(work)
 
     def narrower(self) -> Iterator[Measurement]:
         """Tables 7 and 8: the reverse direction."""
-        for batches in self.options["batches"] if self.options["more"] else (10,):
-            yield self.moved(self.work(batches=batches), "theseus", "theseus", batches=batches)
         work = self.work(batches=10)
-        for name in (*BASELINES, "gradient"):
-            yield self.moved(work, "gradient blend" if name == "gradient" else name, name, batches=10)
-        yield self.moved(work, "carry alone", "carry", {"body": "none"}, batches=10)
-        yield self.moved(work, "theseus + carry", "carry", {"body": "theseus"}, batches=10)
-        yield self.moved(work, "gradient + carry", "carry", {"body": "gradient"}, batches=10)
-        path = self.work(batches=10, path_steps=4)
-        yield self.moved(path, "4 path steps + carry", "carry", {"body": "gradient"}, batches=10)
+        for name in ("theseus", *BASELINES):
+            yield self.moved(work, name, name, batches=10)
+        yield self.moved(work, "gradient blend", "gradient", batches=10)
+        yield from self._carried(work)
+
+    def _carried(self, work: Any) -> Iterator[Measurement]:
+        for title, body in (
+            ("carry alone", "none"),
+            ("theseus + carry", "theseus"),
+            ("gradient + carry", "gradient"),
+        ):
+            yield self.moved(work, title, "carry", {"body": body}, batches=10)
+
+    def _path(self, work: Any) -> Iterator[Measurement]:
+        """Four path steps with the target's own head, and a head carried onto the same weights."""
+        import dataclasses
+
+        from transship.registry import build_method
+        from transship.verbs.transport.methods.carry import Carry
+
+        # the first step's statistics are those of a single step
+        work = dataclasses.replace(work, settings=dataclasses.replace(work.settings, path_steps=4))
+        result = work.run(build_method("transport", "gradient", {"blend": 1.0}))
+        yield self._row(result.model(), "gradient, 4 path steps", strength=result.choice.strength, batches=10)
+        carry = Carry(body="gradient")
+        head = work.head(carry, result.moved, result.choice)
+        carried = work.result(carry, result.moved, result.choice, head)
+        yield self._row(carried.model(), "4 path steps + carry", strength=carried.strength, batches=10)
+
+    def budget(self) -> Iterator[Measurement]:
+        """What the number and kind of inputs are worth, the remaining methods, the controls and a warm
+        start.
+        """
+        for batches in self.options["batches"]:
+            work = self.work(batches=batches)
+            yield self.moved(work, "theseus", "theseus", batches=batches)
+            yield self.moved(work, "pinv", "pinv", batches=batches)
+        for shots in self.options["shots"]:
+            yield self.moved(self.work(shots=shots), "theseus", "theseus", shots=shots)
+        work = self.work(batches=10)
+        yield self.moved(work, "random", "random", batches=10)
+        per_side = {"form": "per-side"}
+        yield self.moved(work, "pinv-tikhonov per side", "pinv-tikhonov", per_side, batches=10)
+        free = self.work(batches=10, validation=False)
+        yield self.moved(free, "theseus, strength without labels", "theseus", batches=10)
+        yield self.moved(free, "gradient blend, strength without labels", "gradient", batches=10)
+        paper = self.work(batches=10, roles=_paper_roles())
+        yield self.moved(paper, "theseus, roles of the paper", "theseus", batches=10)
+        keep, body = self.clean_calibration.numpy(), {"body": "gradient"}
+        yield self.moved(work, "gradient + carry", "carry", body, batches=10)
+        yield self.moved(work, "gradient + carry, kept", "carry", body, batches=10, keep=keep)
+        yield from self._controls(work)
+        yield from self._warm_start(work)
 
     def same(self) -> Iterator[Measurement]:
         """Table 3: one shape, other pre-training."""
@@ -216,7 +246,7 @@ class Bench:
                     align=align,
                 )
 
-    def _controls(self) -> Iterator[Measurement]:
+    def _controls(self, work: Any) -> Iterator[Measurement]:
         """What a transport must be held against: training on pseudo-labels, and a ridge head on true
         labels.
         """
@@ -224,7 +254,6 @@ class Bench:
 
         from transship.suites.small_vision import Pictures, fine_tune
 
-        work = self.work(batches=10)
         images = torch.from_numpy(work.draws.calibration)
         pseudo = Pictures(images, work.teacher.outputs.argmax(1))
         for steps in (40, 160):
@@ -238,8 +267,8 @@ class Bench:
         import torch
 
         from transship.activations import load_model
+        from transship.activations.readout import Readout
         from transship.geometry import Moments, ridge
-        from transship.verbs.transport.readout import Readout
 
         made = copy.deepcopy(self.target)
         features = Readout(load_model(made)).all(list(self.calibration.images[:rows].numpy())).features
@@ -251,19 +280,18 @@ class Bench:
                 made.get_parameter(f"classifier.{name}").copy_(value.float())
         return made
 
-    def _warm_start(self) -> Iterator[Measurement]:
-        """Figure 2: fine-tuning curves of the target from where it is and from the transported start."""
+    def _warm_start(self, work: Any) -> Iterator[Measurement]:
+        """Figure 2: the target fine-tuned for a few steps from where it is and from the transported start;
+        every point is a fine-tune of its own, whose rate falls to its end.
+        """
         from transship.registry import build_method
         from transship.suites.small_vision import fine_tune
 
-        start = self.work(batches=10).run(build_method("transport", "theseus")).model()
+        start = work.run(build_method("transport", "theseus")).model()
+        seed = self.context.seed("warm")
         for name, model in (("from the target", self.target), ("from the transported start", start)):
             for steps in self.options["warm"]:
-                tuned = (
-                    model
-                    if steps == 0
-                    else fine_tune(model, self.tuning, steps=steps, seed=self.context.seed("warm"))
-                )
+                tuned = fine_tune(model, self.tuning, steps=steps, seed=seed) if steps else model
                 yield self._row(tuned, "warm start", start=name, steps=steps)
 
 

@@ -5,6 +5,7 @@ seen.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from transship.activations.readout import Readout
 from transship.errors import MatchError, OptionError
 from transship.registry import build_method
 from transship.verbs.transport.heads import CarriedHead
@@ -13,7 +14,6 @@ from transship.verbs.transport.kinship import Kinship
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.protocol import TransportMethod
-from transship.verbs.transport.readout import Readout
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.shifted import shifted
 
@@ -55,8 +55,10 @@ def choose_method(work: "Work", keep: Any) -> Result:
     best = _best(tried)
     candidate, method, moved, choice = best
     head: CarriedHead | None = work.head(method, moved, choice, keep) if isinstance(method, Carry) else None
-    notes = [found.sentence(), _explanation(candidate, [one[0] for one in tried])]
-    result = work.result(method, moved, choice, head, [one[0] for one in tried], notes)
+    listed = [one[0] for one in tried]
+    notes = [found.sentence(), _explanation(candidate, listed)]
+    baselines = _baselines(work, method, choice, _heads(work, task)[0])
+    result = work.result(method, moved, choice, head, [*baselines, *listed], notes)
     return dataclasses.replace(
         result, metrics={**result.metrics, "agreement on held-out inputs": candidate.agreement}
     )
@@ -92,6 +94,24 @@ def _held_out(work: "Work", moved: Moved, choice: Choice, carried: bool) -> floa
     )
     with shifted(work.target.model.model, moved.dense, choice.strength):
         return judge.score()
+
+
+def _baselines(
+    work: "Work", method: TransportMethod, choice: Choice, bare_target_is_carried: bool
+) -> list[Candidate]:
+    """What the choice must be held against: the target as it is, with its own head and with a carried one
+    where the chosen method carries one, and a random update through the same maps at the same strength.
+    """
+    carried = isinstance(method, Carry)
+    rows = []
+    for headed in dict.fromkeys((bare_target_is_carried, carried)):
+        label = "untouched target, carry" if headed else "untouched target"
+        still = Choice(0.0, (), "given")
+        rows.append(Candidate(label, 0.0, _held_out(work, Moved(), still, headed), None))
+    noise = work.move(build_method("transport", "random-aligned"))
+    label = "random-aligned, carry" if carried else "random-aligned"
+    rows.append(Candidate(label, choice.strength, _held_out(work, noise, choice, carried), None))
+    return rows
 
 
 def _best(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transship.activations.models import is_text_pair
 from transship.data import Dataset, load, wrap
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
@@ -54,6 +55,8 @@ def as_dataset(data: Any) -> Dataset:
     rows = list(data)
     if rows and isinstance(rows[0], str):
         return wrap(rows, kind="text", name="texts in memory")
+    if rows and is_text_pair(rows[0]):
+        return wrap(rows, kind="pair", name="pairs of texts in memory")
     if rows and isinstance(rows[0], np.ndarray | Tensor):
         return wrap(np.stack([np.asarray(row) for row in rows]), kind="array", name="arrays in memory")
     return wrap(rows, kind="image", name="images in memory")

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from transship.activations import LoadedModel
+from transship.activations.readout import Readout
 from transship.errors import DataError, OptionError
 from transship.geometry import Moments, procrustes, ridge
-from transship.verbs.transport.readout import Readout
 from transship.verbs.transport.result import Result
 
 

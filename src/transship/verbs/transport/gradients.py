@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transship.activations import Batch, LoadedModel, SitePair
+from transship.activations.readout import Readout, Task
 from transship.activations.record import Tap, sides_of, view_of, watching
 from transship.activations.step import Lane, Numbered, StepOptions, Stepper, Stream
 from transship.errors import DataError
 from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
-from transship.verbs.transport.readout import Readout, Task
 
 _CROSS: tuple[Part, ...] = ("ab",)
 Loss = Callable[[Batch, Sequence[int]], Tensor]
@@ -116,7 +116,7 @@ class GradientStep:
         inputs, numbers = [item for _, item in items], [number for number, _ in items]
         sides = self.stepper.source, self.stepper.target
         batches = sides[0].loaded.preprocess(inputs), sides[1].loaded.preprocess(inputs)
-        aligned = {lane: self.stepper._align(lane, batches, numbers) for lane in set(self.lanes.values())}
+        aligned = {lane: self.stepper.align(lane, batches, numbers) for lane in set(self.lanes.values())}
         rows: list[dict[tuple[Tap, Lane], Tensor]] = []
         for number, (side, batch, loss) in enumerate(zip(sides, batches, self.losses, strict=True)):
             wanted: dict[Tap, set[Lane]] = {}

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transship.activations.readout import Readout, Task
 from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
 from transship.geometry import LinearMap, Moments, ridge
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.readout import Readout, Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transship.activations.readout import Readout, Task
 from transship.errors import OptionError
 from transship.geometry import Moments, ridge, spearman
 from transship.verbs.transport.prepare import Teacher
-from transship.verbs.transport.readout import Readout, Task
 from transship.verbs.transport.shifted import shifted
 
 # 0 first: a transport that helps nobody leaves the target alone
 GRID: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+# strengths that score worse than the best before the search ends: curves may dip before they rise
+PATIENCE = 6
 _PAIRS_OF = 400
 
 
@@ -48,7 +50,7 @@ class Judge:
         """Return the share of inputs answered as wanted; for values and features a rank correlation."""
         reading = self.readout.all(self.inputs)
         if self.task == "features":
-            return _similarity_agreement(reading.features, self.wanted)
+            return similarity_agreement(reading.features, self.wanted)
         outputs = reading.outputs if self.own_head else self._carried(reading.features.cpu())
         assert outputs is not None
         return agreement(outputs.cpu(), self.wanted, self.task)
@@ -85,18 +87,27 @@ class Choice:
 
 
 def choose_strength(
-    judge: Judge, update: Mapping[str, Tensor], *, by: str, grid: Sequence[float] = GRID, patience: int = 6
+    judge: Judge,
+    update: Mapping[str, Tensor],
+    *,
+    by: str,
+    grid: Sequence[float] = GRID,
+    patience: int = PATIENCE,
+    untouched: float | None = None,
 ) -> Choice:
     """Return the best strength of the grid: one moved update, many strengths; stops after `patience` worse
     ones.
 
-    Curves may dip before they rise, so patience is long; equal scores do not count as worse.
+    Equal scores do not count as worse. `untouched` is the score at strength 0, where it is known.
     """
     curve: list[tuple[float, float]] = []
     best, since = (-np.inf, 0.0), 0
     for strength in sorted(grid):
-        with shifted(judge.readout.loaded.model, update, strength):
-            score = judge.score()
+        if strength == 0.0 and untouched is not None:
+            score = untouched
+        else:
+            with shifted(judge.readout.loaded.model, update, strength):
+                score = judge.score()
         curve.append((strength, score))
         if score > best[0] + 1e-12:
             best, since = (score, strength), 0
@@ -143,7 +154,7 @@ def _ridge_predict(known: Tensor, outputs: Tensor, features: Tensor, penalty: fl
     return ridge(moments, penalty).apply(features.double()).float()
 
 
-def _similarity_agreement(features: Tensor, wanted: Tensor) -> float:
+def similarity_agreement(features: Tensor, wanted: Tensor) -> float:
     """Rank correlation of all pairwise cosines: whether two encoders rank neighbours alike."""
     sides = []
     for rows in (features, wanted):

@@ -19,6 +19,7 @@ class Maps:
     def __init__(self, prepared: Prepared, method: TransportMethod, seed: int) -> None:
         self.prepared, self.method, self.seed = prepared, method, seed
         self._made: dict[Any, LinearMap] = {}
+        self._units: tuple[Any, Moments | None] = (None, None)
 
     def layer(self, pair: SitePair, vector: bool) -> LayerPair | str:
         """Return what the method is handed for a pair, or the reason why it cannot be."""
@@ -30,8 +31,8 @@ class Maps:
                 return self._missing(pair, "input")
             if not self._has(pair, "output"):
                 return self._missing(pair, "output")
-            inputs = None if vector else self._moments(pair, "input")
-            outputs = self._with_hidden(pair, self._moments(pair, "output"))
+            inputs = None if vector else self._seen(pair, "input")
+            outputs = self._seen(pair, "output")
         if needs.gradients:
             gradients = self._gradient(pair)
             if gradients is None:
@@ -70,13 +71,15 @@ class Maps:
         assert isinstance(self.method, SidedMethod)
         collected = self.prepared.collected
         entry: Any = None if collected is None else collected.entries.get((pair.name, side))
-        key = (
+        key: tuple[Any, ...] = (
             (side, entry)
             if entry is not None and self.method.requirements.parts
             else (side, pair.name, len(layer.shape))
         )
+        if self._reads_units(pair, side) and self._unit_moments(pair) is not None:
+            key = ("units", pair.target.stack, pair.target.block)
         if side == "output" and layer.gradients is not None:
-            key = (*key, pair.name)
+            key = (side, pair.name)
         if key not in self._made:
             made = self.method.input_map(layer) if side == "input" else self.method.output_map(layer)
             self._made[key] = made
@@ -135,36 +138,50 @@ class Maps:
         # between two source blocks, each block's Moments count alike
         return self.prepared.collected.of(pair, side, normalise=len(pair.sources) > 1)
 
-    def _with_hidden(self, pair: SitePair, outputs: Moments) -> Moments:
-        """Add what the same units say behind the activation: an expansion W x has the rank of x, its units
-        have not.
+    def _seen(self, pair: SitePair, side: Side) -> Moments:
+        """Return the Moments that a side's map is made of."""
+        units = self._unit_moments(pair) if self._reads_units(pair, side) else None
+        return self._moments(pair, side) if units is None else units
 
-        Both are scaled to ‖ab‖ = 1. Without this, half of what an MLP's first layer learned would lie in
-        directions that its own outputs never show.
+    def _reads_units(self, pair: SitePair, side: Side) -> bool:
+        """Whether this side of a pair is an MLP's units, which have one map before and behind the
+        activation.
         """
-        share = self.method.requirements.hidden
-        if not share or pair.target.role not in ("mlp.in", "mlp.gate"):
-            return outputs
-        there = self._behind(pair)
-        if there is None or not self._has(there, "input"):
-            return outputs
-        hidden = self._moments(there, "input")
-        if (hidden.width_a, hidden.width_b) != (outputs.width_a, outputs.width_b):
-            return outputs
-        sizes = [max(float(one.part("ab").norm()), 1e-300) for one in (outputs, hidden)]
-        return outputs.scaled(1.0 / sizes[0]) + hidden.scaled(share / sizes[1])
+        if not self.method.requirements.hidden:
+            return False
+        role = pair.target.role
+        return role == "mlp.out" if side == "input" else role in ("mlp.in", "mlp.gate")
 
-    def _behind(self, pair: SitePair) -> SitePair | None:
-        """Return the pair that reads the units which `pair` makes."""
+    def _unit_moments(self, pair: SitePair) -> Moments | None:
+        """Return the Moments of an MLP's units: before the activation (and the gate) plus behind it.
+
+        An expansion W x has the rank of x, its units have not: without what they say behind the activation,
+        half of what the first layer learned would lie in directions that its own outputs never show. Every
+        part is scaled to ‖ab‖ = 1. None where the block has no such pair of layers.
+        """
         place = pair.target.stack, pair.target.block
-        return next(
-            (
-                one
-                for one in self.prepared.matching.pairs
-                if (one.target.stack, one.target.block) == place and one.target.role == "mlp.out"
-            ),
-            None,
-        )
+        if self._units[0] != place:
+            self._units = place, self._collect_units(place)
+        return self._units[1]
+
+    def _collect_units(self, place: tuple[str, int | None]) -> Moments | None:
+        share = self.method.requirements.hidden
+        made: Moments | None = None
+        behind = False
+        for one in self.prepared.matching.pairs:
+            site = one.target
+            if (site.stack, site.block) != place or site.role not in ("mlp.in", "mlp.gate", "mlp.out"):
+                continue
+            side: Side = "input" if site.role == "mlp.out" else "output"
+            if not self._has(one, side):
+                continue
+            found = self._moments(one, side)
+            weight = (share if side == "input" else 1.0) / max(float(found.part("ab").norm()), 1e-300)
+            if made is not None and (found.width_a, found.width_b) != (made.width_a, made.width_b):
+                return None
+            made = found.scaled(weight) if made is None else made.__iadd__(found.scaled(weight))
+            behind = behind or side == "input"
+        return made if behind else None
 
     def _gradient(self, pair: SitePair) -> Moments | None:
         made: Moments | None = None

@@ -257,8 +257,9 @@ def _energy(change: Tensor, input_map: LinearMap) -> float:
     """‖τ_A P‖² / ‖τ_A‖² with P the projection onto the directions that T_in carries (T Tᵀ of a partial
     isometry).
     """
-    total = float(change.double().square().sum())
-    carried = change.double() @ input_map.matrix
-    if input_map.kind != "procrustes" or not total:
+    # a map of full rank into a space as wide carries everything
+    if input_map.kind != "procrustes" or input_map.rank == input_map.width_source:
         return 1.0
-    return min(1.0, float(carried.square().sum()) / total)
+    total = float(change.double().square().sum())
+    carried = change @ input_map.matrix.to(change.dtype)
+    return min(1.0, float(carried.double().square().sum()) / total) if total else 1.0

@@ -3,7 +3,7 @@
 from transship.report import Column as ReportColumn
 from transship.report import KeyFigure, KeyFigures, Page, Provenance, Section, Table, Text, library_versions
 from transship.report.blocks import Block
-from transship.report.figures import lines
+from transship.report.figures import heat_map, lines
 from transship.verbs.transport.result import Result
 
 
@@ -17,6 +17,7 @@ def page(result: Result) -> Page:
     if result.metrics:
         rows = [[name, value] for name, value in result.metrics.items()]
         sections.append(Section("Measured", [Table(["measure", ReportColumn("value", decimals=4)], rows)]))
+    sections.append(Section("Alignment", _alignment(result)))
     sections.append(Section("What moved", [_layers(result)]))
     sections.append(Section("What did not move, and why", [_left(result)]))
     return Page(
@@ -95,39 +96,66 @@ def _layers(result: Result) -> Table:
     rows = [
         [
             layer.site,
-            layer.tensor,
-            layer.norm_before,
-            layer.norm_after,
+            layer.tensor.rpartition(".")[2],
             layer.kept,
             None if layer.rank_in is None else f"{layer.rank_in[0]} of {layer.rank_in[1]}",
             None if layer.rank_out is None else f"{layer.rank_out[0]} of {layer.rank_out[1]}",
             layer.residual_in,
             layer.residual_out,
             layer.energy_in,
+            layer.norm_before,
+            layer.norm_after,
+            layer.tensor,
         ]
         for layer in result.moved.layers
     ]
     columns: list[str | ReportColumn] = [
         "site",
-        ReportColumn("tensor", code=True),
-        ReportColumn("‖τ_A‖", decimals=4),
-        ReportColumn("‖τ_B‖", decimals=4),
+        "of it",
         ReportColumn(
             "kept",
             decimals=3,
             help="‖τ_B‖ / ‖τ_A‖; below 1 where the target is narrower or inputs say nothing",
         ),
-        ReportColumn("input rank", help="directions that the calibration inputs showed"),
-        ReportColumn("output rank"),
+        ReportColumn("rank in", help="directions of the layer's inputs that the calibration inputs showed"),
+        ReportColumn("rank out", help="likewise for its outputs"),
         ReportColumn(
-            "input residual", decimals=3, help="1 − alignment of the two models' activations; 0 is perfect"
+            "residual in", decimals=3, help="1 − alignment of the two models' inputs here; 0 is perfect"
         ),
-        ReportColumn("output residual", decimals=3),
-        ReportColumn(
-            "energy seen", decimals=3, help="share of ‖τ_A‖² in directions that the input map carries"
-        ),
+        ReportColumn("residual out", decimals=3, help="likewise for outputs"),
+        ReportColumn("energy", decimals=3, help="share of ‖τ_A‖² in directions that the input map carries"),
+        ReportColumn("‖τ_A‖", decimals=4),
+        ReportColumn("‖τ_B‖", decimals=4),
+        ReportColumn("tensor", code=True),
     ]
     return Table(columns, rows, "One row per moved tensor.")
+
+
+def _alignment(result: Result) -> list[Block]:
+    """Output residuals of the weights by block and role, where sites stand in blocks."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for layer in result.moved.layers:
+        stack, _, rest = layer.site.partition(".")
+        block, _, role = rest.partition(".")
+        if layer.residual_out is not None and block.isdecimal():
+            found.setdefault((stack, role), {})[block] = layer.residual_out
+    made: list[Block] = []
+    for stack in dict.fromkeys(stack for stack, _ in found):
+        roles = [role for one, role in found if one == stack]
+        blocks = sorted({block for role in roles for block in found[stack, role]}, key=int)
+        made.append(
+            heat_map(
+                [[found[stack, role].get(block) for block in blocks] for role in roles],
+                rows=roles,
+                columns=blocks,
+                row_title="role",
+                column_title=f"block of {stack}",
+                value_title="output residual",
+                caption="1 − alignment of both base models' outputs at each site: 0 is perfect, 1 is none.",
+                limits=(0.0, 1.0),
+            )
+        )
+    return made or [Text("This method aligns no activations.")]
 
 
 def _left(result: Result) -> Block:

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from transship.activations import LoadedModel, load_model
+from transship.activations.loading import has_head
+from transship.activations.readout import Readout
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.errors import CheckpointError, OptionError
-from transship.verbs.transport.readout import Readout
 from transship.verbs.transport.source_update import SourceUpdate, check_relation
 
 
@@ -89,14 +90,6 @@ def open_participant(reference: Any, opening: Opening, *, adapter: bool = False)
         name=checkpoint.name,
     )
     return Participant(checkpoint.name, loaded, checkpoint)
-
-
-def has_head(config: dict[str, Any]) -> bool:
-    """Return whether the config's architecture is a headed one, `BertForSequenceClassification` and not
-    `BertModel`.
-    """
-    name = str((config.get("architectures") or ["Model"])[0])
-    return not name.endswith("Model") or name.endswith("LMHeadModel")
 
 
 def source_update(source: Participant, tuned: Participant, target: Participant) -> tuple[SourceUpdate, float]:

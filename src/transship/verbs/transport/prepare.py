@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from transship.activations import LoadedModel, Matching, SitePair
 from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments
+from transship.activations.readout import Readout, Task
 from transship.activations.step import Batches, StepOptions
 from transship.activations.tokens import Align
 from transship.geometry import LinearMap, Moments, load_moments, ridge, save_moments
@@ -26,7 +27,6 @@ from transship.verbs.transport.gradients import (
 )
 from transship.verbs.transport.moved import Prepared
 from transship.verbs.transport.protocol import Requirements
-from transship.verbs.transport.readout import Readout, Task
 from transship.verbs.transport.rebasin import match_units
 from transship.verbs.transport.source_update import SourceUpdate
 
@@ -166,50 +166,25 @@ def _activations(
     parts: tuple[Part, ...],
     report: Callable[[int], None] | None,
 ) -> CollectedMoments:
-    """Collect the activation Moments.
-
-    Between models of other depth, norms are collected apart from linear maps: the output of one block's norm
-    is the next block's input, and the pairs of blocks that share it on one side need not share it on the
-    other.
-    """
-    kinds: list[tuple[str, ...]] = [("linear", "norm", "scale", "block")]
-    if any(there != here for there, here in matching.depths.values()):
-        kinds = [("linear",), ("norm", "scale", "block")]
-    made: CollectedMoments | None = None
-    for chosen in kinds:
-        if not any(pair.target.kind in chosen for pair in matching.pairs):
-            continue
-        folder = None
-        if calibration.folder is not None:
-            folder = calibration.folder / f"moments-{'-'.join((*parts, *chosen))}"
-        one = collect(
-            source,
-            target,
-            matching,
-            calibration.inputs,
-            align=calibration.align,
-            tokens_per_input=calibration.tokens(matching),
-            seed=calibration.seed,
-            parts=parts,
-            kinds=chosen,
-            blend=False,
-            batch_size=calibration.batch_size,
-            folder=folder,
-            save_every=max(1, len(calibration.inputs) // calibration.batch_size // 4),
-            progress=report,
-        )
-        made = one if made is None else _joined(made, one)
-    assert made is not None
-    return made
-
-
-def _joined(one: CollectedMoments, other: CollectedMoments) -> CollectedMoments:
-    """Return the Moments of both; they are of different sites over the same inputs."""
-    return replace(
-        one,
-        kept={**one.kept, **other.kept},
-        entries={**one.entries, **other.entries},
-        skipped=(*one.skipped, *other.skipped),
+    """Collect the activation Moments; each neighbour's apart where a target block stands between two."""
+    folder = None
+    if calibration.folder is not None:
+        folder = calibration.folder / f"moments-{'-'.join(parts)}"
+    return collect(
+        source,
+        target,
+        matching,
+        calibration.inputs,
+        align=calibration.align,
+        tokens_per_input=calibration.tokens(matching),
+        seed=calibration.seed,
+        parts=parts,
+        kinds=("linear", "norm", "scale", "block"),
+        blend=False,
+        batch_size=calibration.batch_size,
+        folder=folder,
+        save_every=max(1, len(calibration.inputs) // calibration.batch_size // 4),
+        progress=report,
     )
 
 

@@ -29,8 +29,8 @@ class Requirements:
         permutations: whether it reads permutations that match the source's units to the target's.
         same_shape: whether it can only move updates between layers of equal shape.
         head: whether it fits a head for the target.
-        hidden: the weight that an MLP's units behind the activation get in the Moments of its first layer's
-            outputs.
+        hidden: the weight that an MLP's units behind the activation get in their Moments; one map then stands
+            for the units on both sides of the activation. 0 keeps the two sides apart.
     """
 
     parts: tuple[Part, ...] = ()
@@ -121,7 +121,7 @@ class SidedMethod(TransportMethod):
         """Return T_out (out_a × out_b)."""
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
-        """Return T_outᵀ τ_A T_in in the update's dtype; the product is taken in float64."""
+        """Return T_outᵀ τ_A T_in in the update's dtype."""
         return move(update, self.input_map(pair), self.output_map(pair))
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
@@ -132,9 +132,15 @@ class SidedMethod(TransportMethod):
 def move(
     update: Float[Tensor, "out_a in_a"], input_map: LinearMap, output_map: LinearMap
 ) -> Float[Tensor, "out_b in_b"]:
-    """Return T_outᵀ τ_A T_in, multiplied in the precision of the maps."""
-    moved: Tensor = output_map.matrix.T @ update.to(output_map.matrix.dtype) @ input_map.matrix
-    return moved.to(update.dtype)
+    """Return T_outᵀ τ_A T_in, multiplied in the precision of the update (a model's: float32).
+
+    The cheaper of the two orders is taken.
+    """
+    t_in, t_out = input_map.matrix.to(update.dtype), output_map.matrix.to(update.dtype)
+    (in_a, in_b), (out_a, out_b) = t_in.shape, t_out.shape
+    if out_a * in_b * (in_a + out_b) <= out_b * in_a * (out_a + in_b):
+        return t_out.T @ (update @ t_in)
+    return (t_out.T @ update) @ t_in
 
 
 def move_vector(update: Float[Tensor, " out_a"], output_map: LinearMap) -> Float[Tensor, " out_b"]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transship.activations import parameter_names
+from transship.activations.readout import Readout
 from transship.checkpoints import Update, atomic_folder
 from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard, as_json
@@ -22,8 +24,6 @@ from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.judge import Choice
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.participants import Participant
-from transship.verbs.transport.readout import Readout
-from transship.verbs.transport.source_update import parameter_names
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """What happens to the parts of a model that are no plain linear map: one explicit choice per role.
 
-| role | the choice | what the paper (or its released code) does | difference in a prototype |
+| role | the choice | what the paper (or its released code) does | kept instead: theseus-width loses |
 |---|---|---|---|
-| norm gains | `vector`: Tᵀδγ; `diagonal`: diag(Tᵀ diag(δγ) T); `keep` | `vector` | no difference |
+| norm gains | `vector`: Tᵀδγ; `diagonal`: diag(Tᵀ diag(δγ) T); `keep` | `vector` | nothing |
 | norm shifts | Tᵀδβ, with the gains | the same | – |
 | token embeddings | `move`: δE_B[v] = δE_A[v] T for strings in both vocabularies; `keep` | keep | – |
-| positions, token types | `move`: resampled, then T; `keep` | keep | no difference |
-| class, register and mask tokens | `move`: δ T; `keep` | keep | no difference |
-| patch embedding | `move`: kernels resampled by pseudo-inverse, then T; `keep` | keep | no difference |
+| positions, token types | `move`: resampled, then T; `keep` | keep | 3 to 4 points |
+| class, register and mask tokens | `move`: δ T; `keep` | keep | nothing |
+| patch embedding | `move`: kernels resampled by pseudo-inverse, then T; `keep` | keep | 2 to 4 points |
 | relative attention bias | `move`: heads mixed as the query map mixes them; `keep` | keep | – |
 | head | `move`: δW T where both heads speak of the same classes; `keep` | keep | – |
 

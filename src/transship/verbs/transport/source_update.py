@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transship.activations import LoadedModel
+from transship.activations import LoadedModel, parameter_names
 from transship.checkpoints import Adapter, Checkpoint, Update
 from transship.checkpoints.names import translation
 from transship.errors import CheckpointError
@@ -88,48 +87,6 @@ class SourceUpdate:
                 if norm > 0:
                     found[name] = norm
         return found
-
-
-def _parameter_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
-    """Return parameter → tensor of the checkpoint, tied names included.
-
-    Newer transformers name some modules differently in memory and on disk; its own renaming rules say how.
-    What it converts in other ways (experts that are stacked) has no tensor of its own.
-    """
-    parameters = [name for name, _ in model.named_parameters()]
-    stored = [*checkpoint.tensors, *checkpoint.tied]
-    renamed = {_renamed(name, rules): name for rules in [_renamings(model)] for name in stored}
-    return {name: renamed[other] for name, other in translation(parameters, list(renamed)).items()}
-
-
-def _renamings(model: nn.Module) -> list[Any]:
-    """Return the rules by which transformers renames a file's tensors into the module's; none for other
-    modules.
-    """
-    try:
-        from transformers import PreTrainedModel
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming
-    except ImportError:  # transformers before 5 keeps the names of the file
-        return []
-    if not isinstance(model, PreTrainedModel):
-        return []
-    return [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
-
-
-def _renamed(name: str, rules: list[Any]) -> str:
-    if not rules:
-        return name
-    from transformers.core_model_loading import rename_source_key
-
-    made: str = rename_source_key(name, rules, [])[0]
-    return made
-
-
-def parameter_names(model: LoadedModel, checkpoint: Checkpoint) -> dict[str, str]:
-    """Return parameter of the module → independent tensor of its checkpoint."""
-    found = _parameter_names(model.model, checkpoint)
-    return {name: checkpoint.tied.get(other, other) for name, other in found.items()}
 
 
 def check_relation(update: SourceUpdate, source: nn.Module, names: tuple[str, str]) -> float:

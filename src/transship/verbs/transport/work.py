@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from transship.activations import Matching, match_sites
+from transship.activations.readout import Readout
 from transship.checkpoints.card import Input
 from transship.registry import build_method
 from transship.verbs.transport.calibrate import Draws, draw
 from transship.verbs.transport.heads import CarriedHead, carry_head
-from transship.verbs.transport.judge import Choice, Judge, choose_strength, require_outputs, teach
+from transship.verbs.transport.judge import PATIENCE, Choice, Judge, choose_strength, require_outputs, teach
 from transship.verbs.transport.kinship import Kinship, kinship
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.methods.gradfix import Gradfix
@@ -34,7 +35,6 @@ from transship.verbs.transport.participants import (
 )
 from transship.verbs.transport.prepare import Calibration, Progress, Teacher, changed_pairs, prepare
 from transship.verbs.transport.protocol import TransportMethod
-from transship.verbs.transport.readout import Readout
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.settings import Settings
 from transship.verbs.transport.shifted import shifted
@@ -63,6 +63,7 @@ class Work:
     _prepared: dict[Any, Prepared] = field(default_factory=dict)
     _teacher: Teacher | None = None
     _teachers: dict[int, Tensor] = field(default_factory=dict)
+    _untouched: dict[bool, float] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -238,8 +239,24 @@ class Work:
             return Choice(float(self.settings.strength), (), "given")
         if not moved.dense:
             return Choice(1.0, (), "given")
+        return self.search(moved, carried=carried, grid=self.settings.grid, patience=PATIENCE)
+
+    def search(
+        self, moved: Moved, *, carried: bool, grid: Sequence[float], patience: int | None = None
+    ) -> Choice:
+        """Return the best strength of a grid; what the untouched target scores is measured once."""
         judge, by = self.judge(carried=carried)
-        return choose_strength(judge, moved.dense, by=by, grid=self.settings.grid)
+        choice = choose_strength(
+            judge,
+            moved.dense,
+            by=by,
+            grid=grid,
+            patience=len(grid) if patience is None else patience,
+            untouched=self._untouched.get(carried),
+        )
+        if 0.0 in dict(choice.curve):
+            self._untouched[carried] = dict(choice.curve)[0.0]
+        return choice
 
     def run(self, method: str | TransportMethod = "auto", *, keep: Any = None) -> Result:
         """Move with one method, or with the best of several."""
@@ -322,6 +339,8 @@ class Work:
         ]
         inputs.append(Input("data", self.draws.name, self.draws.fingerprint))
         metrics = {} if not choice.curve else {choice.by: choice.score}
+        if 0.0 in dict(choice.curve):
+            metrics[f"{choice.by}, untouched target"] = dict(choice.curve)[0.0]
         return Result(
             self.source,
             self.tuned,

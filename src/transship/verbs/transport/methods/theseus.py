@@ -23,8 +23,9 @@ class Theseus(SidedMethod):
             directions.
         complete: what T does where the calibration inputs say nothing: zero drops those parts of the update,
             identity completes T by a fixed rule, svd by LAPACK's choice as the paper's.
-        hidden: weight of an MLP's units behind the activation in the output map of its first layer, whose own
-            outputs have too low a rank to place every unit; 0 is the paper.
+        hidden: weight of an MLP's units behind the activation in the map of these units, which stands on both
+            sides of the activation: the first layer's outputs alone have too low a rank to place every unit.
+            0 is the paper: a map for either side.
         tolerance: relative cut on singular values below which a direction counts as unseen; none takes the
             rounding of the Moments.
     """

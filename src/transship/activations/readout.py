@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.activations import Batch, LoadedModel, Site
+from transship.activations.models import Batch, LoadedModel
 from transship.activations.record import Tap, watching
+from transship.activations.sites import Site
 from transship.errors import DataError
 from transship.numerics import chunks
 
@@ -112,17 +113,26 @@ class Readout:
                 yield part, self(self.loaded.preprocess(chosen))
 
     def all(self, inputs: Sequence[Any], size: int = 64) -> Reading:
-        """Return the readings of all inputs; for tasks whose rows are inputs."""
+        """Return the readings of all inputs, in their order; for tasks whose rows are inputs.
+
+        Texts run beside texts of their length, so that little padding is computed.
+        """
         if self.task in ("tokens", "language"):
             raise DataError(
                 "its outputs are per token, and cannot be listed per input",
                 where=self.loaded.name,
                 fix="give a strength as a number",
             )
-        found = [reading for _, reading in self.batches(inputs, size)]
+        order = list(range(len(inputs)))
+        if self.loaded.tokenizer is not None:
+            order.sort(key=lambda row: -self.loaded.length(inputs[row]))
+        found = [reading for _, reading in self.batches([inputs[row] for row in order], size)]
         outputs = [reading.outputs for reading in found if reading.outputs is not None]
+        back = torch.argsort(torch.tensor(order))
+        features = torch.cat([reading.features for reading in found])
         return Reading(
-            torch.cat([reading.features for reading in found]), torch.cat(outputs) if outputs else None
+            features[back.to(features.device)],
+            torch.cat(outputs)[back.to(features.device)] if outputs else None,
         )
 
     @cached_property

@@ -1,0 +1,37 @@
+"""Small numeric files keep what they are given, and have the same bytes for the same content."""
+
+import subprocess
+import sys
+
+import torch
+
+from transship.geometry.storage import read_arrays, write_arrays
+
+ABOUT = {
+    "format": "sample",
+    "version": "1",
+    "größe": 'with "quotes"\nand lines',
+    "a": "1",
+    "b": "2",
+    "c": "3",
+}
+WRITE = f"""
+import sys, torch
+from transship.geometry.storage import write_arrays
+write_arrays(sys.argv[1], {{"x": torch.arange(6.0).reshape(2, 3), "y": torch.ones(5)}}, {ABOUT!r})
+"""
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    arrays = {"x": torch.randn(3, 4), "empty": torch.zeros(0), "whole": torch.arange(3)}
+    write_arrays(tmp_path / "a", arrays, ABOUT)
+    found, about = read_arrays(tmp_path / "a", "sample", 1)
+    assert about == ABOUT
+    assert found.keys() == arrays.keys()
+    assert all(torch.equal(found[name], array) for name, array in arrays.items())
+
+
+def test_two_processes_write_the_same_bytes(tmp_path):
+    for name in "abc":
+        subprocess.run([sys.executable, "-c", WRITE, tmp_path / name], check=True)
+    assert len({(tmp_path / name).read_bytes() for name in "abc"}) == 1
