@@ -1,4 +1,7 @@
-"""Against isotrieve 0.4 in an environment of its own: nDCG@10 kept on SciFact, with the same pairs."""
+"""Against peers in environments of their own: isotrieve 0.4 on SciFact, and latentis 0.0.8 on glosses.
+
+isotrieve: nDCG@10 kept with the same pairs. latentis: that the suite's recipe gives the package's vectors.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,27 @@ from typing import Any
 import numpy as np
 
 from benchmarks.translate import ENVIRONMENT, ROOT, peer_python
+from benchmarks.translate import VENV as LATENTIS_VENV
 
 VENV = ROOT / ".peers" / "isotrieve"
 SOURCE, TARGET = "minilm-l3", "minilm-l6"
-PAIRS = (500, 1000, 2000, 4000)
+PAIRS = (250, 500, 1000, 2000, 4000)
 WORDS = 100
 FOLDS = 5
+ANCHORS, GALLERY = 2000, 4000
+
+LATENTIS = """
+import sys
+import numpy as np, torch
+torch.set_num_threads(1)
+from latentis.transform.translate import Procrustes
+given = np.load(sys.argv[1])
+x, y, rows = (torch.from_numpy(given[name]) for name in ("x", "y", "rows"))
+translator = Procrustes()
+translator.fit(x=x, y=y)
+moved = translator.transform(x=rows, y=None)
+np.save(sys.argv[2], (moved[0] if isinstance(moved, tuple) else moved).numpy())
+"""
 
 PEER = """
 import sys
@@ -34,6 +52,47 @@ np.save(sys.argv[2], moved)
 
 
 def run() -> list[dict[str, Any]]:
+    """Return the rows of both peers."""
+    return [*_against_latentis(), *_against_isotrieve()]
+
+
+def _against_latentis() -> list[dict[str, Any]]:
+    """Return how far the suite's recipe is from the package: rows, and recall@10 of the native top 10."""
+    from transship.suites._embeddings import gloss_texts, latentis_recipe
+    from transship.verbs.translate.quality import measure
+
+    texts = gloss_texts(ANCHORS + GALLERY)
+    rows = []
+    for source, target in ((SOURCE, TARGET), (TARGET, SOURCE)):
+        old, new = _vectors(source, texts, "document"), _vectors(target, texts, "document")
+        parts = {"x": old[:ANCHORS], "y": new[:ANCHORS], "rows": old[ANCHORS:]}
+        theirs = _peer(peer_python(LATENTIS_VENV, ("torch==2.13.0", "latentis==0.0.8")), LATENTIS, parts)
+        ours = latentis_recipe(*parts.values())
+        # into a constant feature both put noise, of which only the sum of squares is determined
+        live = new[:ANCHORS].std(0) > 1e-6
+        gap, size = float(np.abs(ours - theirs)[:, live].max()), float(np.sqrt((theirs[:, live] ** 2).mean()))
+        recalls = [measure(part, new[ANCHORS:]).recall for part in (ours, theirs)]
+        label = f"glosses, {source} → {target}"
+        rows += [
+            {
+                "name": f"recipe of latentis against the package, largest difference to size, {label}",
+                "ours": gap,
+                "peer": size,
+                "ratio": gap / size,
+                "needed": "<= 0.005",
+            },
+            {
+                "name": f"recipe of latentis against the package, recall@10, {label}",
+                "ours": recalls[0],
+                "peer": recalls[1],
+                "ratio": abs(recalls[0] - recalls[1]),
+                "needed": "<= 0.001",
+            },
+        ]
+    return rows
+
+
+def _against_isotrieve() -> list[dict[str, Any]]:
     """Return one row per number of pairs: what our choice and isotrieve's default keep of nDCG@10.
 
     No document is scored by a map that saw it: the pairs' own rows come from five folds, on both sides.
@@ -43,8 +102,8 @@ def run() -> list[dict[str, Any]]:
     from transship.verbs.translate.quality import ndcg, unit_rows
 
     documents, queries, relevance = collection("scifact", WORDS)
-    old, new = (_vectors(model, "documents", documents) for model in (SOURCE, TARGET))
-    asked = _vectors(TARGET, "queries", queries)
+    old, new = (_vectors(model, documents, "document") for model in (SOURCE, TARGET))
+    asked = _vectors(TARGET, queries, "query")
     native = ndcg(unit_rows(asked) @ unit_rows(new).T, relevance)
     python = peer_python(VENV, ("isotrieve==0.4.0",))
     order = np.random.default_rng(0).permutation(len(documents))
@@ -70,8 +129,6 @@ def run() -> list[dict[str, Any]]:
 
 def _ours(pairs: Any, rows: Any, chosen: Any) -> Any:
     """Return all rows by the map that `fit` chooses; the pairs' own rows by maps that did not see them."""
-    from sklearn.base import clone
-
     from transship.verbs.translate.fitting import fit_pairs
     from transship.verbs.translate.quality import out_of_sample, restore_variance
 
@@ -81,7 +138,7 @@ def _ours(pairs: Any, rows: Any, chosen: Any) -> Any:
         held = np.arange(fold, len(pairs), FOLDS)
         kept = np.setdiff1d(np.arange(len(pairs)), held)
         x, y = pairs.old[kept], pairs.new[kept]
-        fitted = clone(found.chosen.translator).fit(x, y)
+        fitted = found.chosen.translator.settled().fit(x, y)
         if found.chosen.restored:
             fitted = restore_variance(fitted, out_of_sample(fitted, x, y), y)
         moved[chosen[held]] = fitted.transform(pairs.old[held])
@@ -90,20 +147,31 @@ def _ours(pairs: Any, rows: Any, chosen: Any) -> Any:
 
 def _isotrieve(python: Path, pairs: Any, rows: Any, chosen: Any) -> Any:
     """Return the same by isotrieve's default, with the same folds."""
+    parts = {"x": pairs.old, "y": pairs.new, "rows": rows, "chosen": chosen}
+    return _peer(python, PEER, parts, str(FOLDS))
+
+
+def _peer(python: Path, code: str, parts: dict[str, Any], *arguments: str) -> Any:
+    """Run a peer on arrays in its own environment and return the array that it saves."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        np.savez(Path(folder) / "in.npz", x=pairs.old, y=pairs.new, rows=rows, chosen=chosen)
-        command = [python, "-c", PEER, Path(folder) / "in.npz", Path(folder) / "out.npy", str(FOLDS)]
-        subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True)
-        return np.load(Path(folder) / "out.npy")
+        given, made = Path(folder) / "in.npz", Path(folder) / "out.npy"
+        np.savez(given, **parts)
+        done = subprocess.run(
+            [python, "-c", code, given, made, *arguments],
+            env=ENVIRONMENT,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"the peer failed: {done.stderr[-2000:]}")
+        return np.load(made)
 
 
-def _vectors(model: str, name: str, texts: list[str]) -> Any:
-    """Return vectors by a local model, kept beside the peer's environment."""
-    from transship.activations.features import features
-    from transship.data import find_model
+def _vectors(model: str, texts: list[str], role: str) -> Any:
+    """Return vectors by a local model, from the suites' cache."""
+    from transship.suites._embeddings import vectors
+    from transship.suites.runner import Case, Context
+    from transship.suites.runner.cache import Cache, cache_home
 
-    file = VENV / f"scifact-{name}-{model}-{WORDS}.npy"
-    if not file.is_file():
-        VENV.mkdir(parents=True, exist_ok=True)
-        np.save(file, features(str(find_model(model)), texts))
-    return np.load(file)
+    return vectors(Context("peers", Case({}, 0), {}, Cache(cache_home())), model, texts, role)

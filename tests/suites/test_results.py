@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from transship.errors import DataError
 from transship.suites import SuiteResult, load_suite, run_suite
+from transship.suites.runner.declaration import Row
 from transship.suites.runner.results import SCHEMA
 
 
@@ -59,3 +61,15 @@ def test_what_is_no_json_is_refused(tmp_path: Path):
     file.write_text("{")
     with pytest.raises(DataError, match="it is no JSON"):
         SuiteResult.read(file)
+
+
+def test_rows_and_tables_that_a_scale_did_not_measure_are_left_out(toy):
+    suite = load_suite("toy-suite", toy())
+    table = suite.tables[0]
+    strange = Row("never measured", {"method": "none"})
+    wider = replace(table, rows=(*table.rows, strange))
+    empty = replace(table, title="nothing of it", rows=(strange,), paper={})
+    result = run_suite(replace(suite, tables=(wider, empty)), "quick")
+    assert [one.title for one in result.tables] == [table.title]
+    assert result.tables[0].rows == tuple(row.name for row in table.rows)
+    assert len(result.tables[0].paper) == len(table.rows)

@@ -272,7 +272,7 @@ def embed(texts: str, target: str, model: str, as_json: bool, **settings: Any) -
     type=click.Choice(["random", "farthest", "kmeans"]),
     default="random",
     show_default=True,
-    help="random is as good as any where it was measured.",
+    help="kmeans found 0.01 to 0.02 more of the top 10 with 500 anchors; farthest no more than random.",
 )
 @click.option("--measure", metavar="NEW", help="Vectors of the new model: compare the three ways on them.")
 @click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")

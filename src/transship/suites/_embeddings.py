@@ -6,17 +6,20 @@ from typing import Any
 
 from transship.suites.runner import Context
 
+PART = 6000
+
 
 def latentis_recipe(x: Any, y: Any, rows: Any) -> Any:
     """Return rows by the recipe of latentis 0.0.8: standardise each feature, zero-pad, rotate, undo.
 
-    A constant feature has scale 1 there, so that the rotation fills it: that is part of the recipe.
+    A constant feature (spread below ten times the rounding of float32) has scale 1 there, so that the
+    rotation fills it: that is part of the recipe.
     """
     import numpy as np
 
     def standard(part: Any) -> tuple[Any, Any]:
         spread = part.std(0, ddof=1)
-        return part.mean(0), np.where(spread > 1e-9, spread, 1.0)
+        return part.mean(0), np.where(spread < 10 * np.finfo(np.float32).eps, 1.0, spread)
 
     (mean_x, sd_x), (mean_y, sd_y) = standard(x), standard(y)
     width = max(x.shape[1], y.shape[1])
@@ -42,6 +45,7 @@ def gloss_texts(count: int) -> list[str]:
 
 
 def collection(name: str, words: int) -> tuple[list[str], list[str], dict[int, dict[int, float]]]:
+    """Return documents cut after `words` words, queries (of the test split) and relevance by their places."""
     import pyarrow.parquet as pq
 
     from transship.data import find_data
@@ -65,8 +69,16 @@ def collection(name: str, words: int) -> tuple[list[str], list[str], dict[int, d
     return documents, [queries["text"][row] for row in kept], relevance
 
 
-def vectors(context: Context, model: str, name: str, texts: list[str], role: str) -> Any:
-    """Return the vectors of texts by one encoder, made once for all pairs and seeds."""
+def vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
+    """Return the vectors of texts by one encoder, made once for all pairs, seeds and suites."""
+    import numpy as np
+
+    # in parts, so that a longer list that begins like a shorter one costs its rest only
+    parts = [texts[start : start + PART] for start in range(0, len(texts), PART)]
+    return np.concatenate([_vectors(context, model, part, role) for part in parts])
+
+
+def _vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
     import hashlib
 
     from transship.data import find_model

@@ -28,6 +28,7 @@ from transship.verbs.translate import (
     RelativeRepresentation,
     Ridge,
 )
+from transship.verbs.translate.quality import neighbours
 
 NAMES = [name for name in method_names("translate") if name != "relative"]
 
@@ -281,3 +282,23 @@ def test_float32_rows_give_procrustes_the_map_of_float64_rows(source: int, targe
     single = Procrustes(**options).fit(x.astype(np.float32), y.astype(np.float32))
     for name in ("coef_", "intercept_", "inverse_coef_", "inverse_intercept_"):
         np.testing.assert_allclose(getattr(single, name), getattr(exact, name), atol=2e-5)
+
+
+def test_kernel_settings_are_those_that_find_most_neighbours_out_of_sample():
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(300, 6))
+    x, y = (np.tanh(hidden @ rng.normal(size=(6, 16))) + 0.1 * rng.normal(size=(300, 16)) for _ in range(2))
+    fitted = KernelRidge(inverse=False).fit(x, y)
+
+    def found(gamma: float, alpha: float) -> int:
+        made = KernelRidge(gamma=gamma, alpha=alpha, inverse=False).fit(x, y).leave_one_out(x, y)
+        own = np.arange(300)
+        pairs = zip(neighbours(y, made, 10, own=own), neighbours(y, y, 10, own=own), strict=True)
+        return sum(len(set(a) & set(b)) for a, b in pairs)
+
+    best = found(fitted.width_factor_, fitted.penalty_)
+    assert all(best >= found(width, 0.03) - 3 for width in (0.25, 0.5, 1.0))
+    assert all(best >= found(fitted.width_factor_, alpha) - 3 for alpha in (0.001, 0.01, 0.1, 0.3))
+    again = fitted.settled()
+    assert (again.gamma, again.alpha) == (fitted.width_factor_, fitted.penalty_)
+    assert not hasattr(again, "support_")

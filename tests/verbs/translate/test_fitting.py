@@ -136,6 +136,24 @@ def test_a_few_wrong_pairs_are_named_and_a_shuffled_list_is_refused():
         fit_pairs(shuffled, method="ridge")
 
 
+def test_suspects_carry_the_ids_of_the_wrong_pairs_themselves():
+    good = pairs()
+    wrong = np.random.default_rng(0).choice(700, 40, replace=False)
+    some = good.new.copy()
+    some[wrong] = some[np.roll(wrong, 1)]
+    found = fit_pairs(Pairs(good.ids, good.old, some), method="ridge", force=True)
+    named = {name for name, _ in found.suspects}
+    assert len(named) > 20
+    assert len(named & {f"id {row}" for row in wrong}) > 0.9 * len(named)
+
+
+def test_the_curve_measures_every_number_of_pairs_on_the_same_rows():
+    found = fit_pairs(pairs(), method="procrustes", curve=True)
+    assert [size for _, size, _ in found.curve] == [100, 200, 500, 630]
+    expected = measure(found.chosen.translator.transform(found.held.old), found.held.new).recall
+    assert found.curve[-1][2] == expected
+
+
 def test_a_map_below_the_gate_is_not_made():
     with pytest.raises(NumericalError, match="below the gate of 99%"):
         fit_pairs(pairs(), method="procrustes", gate=0.99)

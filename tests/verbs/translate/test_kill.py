@@ -21,82 +21,128 @@ helpers = importlib.util.module_from_spec(_SPEC)
 sys.modules["kill_store_helpers"] = helpers
 _SPEC.loader.exec_module(helpers)
 
-# Imports everything, then forks a child per attempt, so that the kills fall into the work itself. SIGALRM
-# without a handler ends a process as SIGKILL does: at once, wherever it is, with no cleaning up.
+# Imports everything once, then forks a child per attempt, so that the kills fall into the work itself.
+# SIGALRM without a handler ends a process as SIGKILL does: at once, wherever it is, with no cleaning up.
 DRIVER = """
 import json, os, random, signal, sys, time
-map_folder, source, target, kind, kills = *sys.argv[1:5], int(sys.argv[5])
-import numpy, pyarrow.parquet, torch
+import faiss, lancedb, numpy, pyarrow.parquet, qdrant_client, torch
 from transship.numerics import MemoryBudget
-from transship.verbs.translate import load_map
+from transship.verbs.translate import LazyIndex, load_map
 from transship.verbs.translate.moving import apply_map
 from transship.verbs.translate.stores import parquet, faiss_file, lance, qdrant
 parquet.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT = 12, 12, 8
-if kind == "qdrant":
-    import qdrant_client
-if kind == "faiss":
-    import faiss
-if kind == "lance":
-    import lancedb  # starts its threads anew after a fork
-saved = load_map(map_folder)
-draw = random.Random(kind)
 
-def attempt(target, delay):
+def apply(job, target, name):
+    for step in apply_map(saved, job["source"], target, memory=MemoryBudget(2800)):
+        pass
+
+def lazy(job, target, name):
+    rows = numpy.load(job["rows"])
+    embed = lambda texts: saved.translator.transform(rows[[int(text) - 1 for text in texts]])
+    texts = {number + 1: str(number + 1) for number in range(len(rows))}
+    beside = job["kind"] in ("lance", "qdrant")
+    back = f"new-{name}" if beside else f"{target}-new"
+    index = LazyIndex(job["source"], embed=embed, texts=texts, write_back=back, model="new")
+    for step in index.finish(None if beside else target, part=7):
+        pass
+
+def attempt(job, name, delay):
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1]
     if delay is not None:
         signal.setitimer(signal.ITIMER_REAL, delay)
-    for step in apply_map(saved, source, target, memory=MemoryBudget(2800)):
-        pass
+    globals()[job["task"]](job, job["target"].replace("NAME", name), name)
     signal.setitimer(signal.ITIMER_REAL, 0)
     qdrant.close_clients()
     os._exit(0)
 
-def place(name):
-    return target.replace("NAME", name)
-
-start = time.monotonic()
-assert attempt(place("whole"), None) == 0
-taken = time.monotonic() - start
-name, killed, dead, used = "killed-0", 0, 0, []
-for number in range(kills * 6):
-    if killed == kills:
-        break
-    status = attempt(place(name), draw.uniform(0.001, taken * (0.3 if number % 2 else 0.9)))
-    assert status in (0, signal.SIGALRM), status
-    killed += status != 0
-    if status == 0:  # done before its kill: the next ones go at a new target
-        used.append(name)
-        name = f"killed-{number + 1}"
-assert attempt(place(name), None) == 0
-print(json.dumps({"killed": killed, "targets": [*used, name]}))
+for line in sys.stdin:
+    job = json.loads(line)
+    saved, draw = load_map(job["map"]), random.Random(job["kind"])
+    start = time.monotonic()
+    assert attempt(job, "whole", None) == 0
+    taken = time.monotonic() - start
+    name, killed, used = "killed-0", 0, []
+    for number in range(job["kills"] * 6):
+        if killed == job["kills"]:
+            break
+        status = attempt(job, name, draw.uniform(0.001, taken * (0.3 if number % 2 else 0.9)))
+        assert status in (0, signal.SIGALRM), status
+        killed += status != 0
+        if status == 0:  # done before its kill: the next ones go at a new target
+            used.append(name)
+            name = f"killed-{number + 1}"
+    assert attempt(job, name, None) == 0
+    print(json.dumps({"killed": killed, "targets": [*used, name]}), flush=True)
 """
 KILLS = 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", helpers.KINDS)
-def test_kills_lose_and_double_nothing(kind: str, tmp_path: Path):
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with (tmp_path_factory.mktemp("driver") / "errors").open("w+") as errors:
+        process = subprocess.Popen([sys.executable, "-c", DRIVER], stderr=errors, **pipes)
+        process.errors = errors
+        yield process
+        process.stdin.close()
+        process.wait(60)
+
+
+def _run(driver, **job) -> list[str]:
+    """Run one job to its end and return the targets that were killed and finished."""
+    driver.stdin.write(json.dumps(job) + "\n")
+    driver.stdin.flush()
+    answer = driver.stdout.readline()
+    if not answer:
+        driver.errors.seek(0)
+        pytest.fail(driver.errors.read()[-2000:])
+    told = json.loads(answer)
+    assert told["killed"] == job["kills"]
+    return told["targets"]
+
+
+def _map(folder: Path):
     x = helpers.make_rows(200, 6, seed=7)
     y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
-    saved = save_map(Ridge().fit(x, y), tmp_path / "map", {"unit_target": True})
-    rows = helpers.make_rows()
+    return save_map(Ridge().fit(x, y), folder, {"unit_target": True})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", helpers.KINDS)
+def test_kills_lose_and_double_nothing(kind: str, tmp_path: Path, driver):
+    saved, rows = _map(tmp_path / "map"), helpers.make_rows()
     source = helpers.build(kind, tmp_path / "in", rows)
     target = helpers.target(kind, tmp_path / "NAME")
-    command = [sys.executable, "-c", DRIVER, str(tmp_path / "map"), source, target, kind, str(KILLS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["killed"] == KILLS
+    job = {"task": "apply", "map": str(tmp_path / "map"), "source": source, "target": target, "kind": kind}
+    targets = _run(driver, **job, kills=KILLS)
     expected = _rows(target.replace("NAME", "whole"))
     moved = saved.translator.transform(rows)
     moved = moved / np.linalg.norm(moved, axis=1, keepdims=True)
     np.testing.assert_allclose(np.stack([expected[str(i + 1)] for i in range(len(rows))]), moved, atol=1e-6)
-    for name in told["targets"]:
+    for name in targets:
         found = _rows(target.replace("NAME", name))
         assert list(found) == list(expected)
         np.testing.assert_array_equal(np.stack(list(found.values())), np.stack(list(expected.values())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "lance", "qdrant", "faiss"])
+def test_kills_while_an_index_moves_lose_and_double_nothing(kind: str, tmp_path: Path, driver):
+    saved, rows = _map(tmp_path / "map"), helpers.make_rows()
+    np.save(tmp_path / "rows.npy", rows)
+    source = helpers.build(kind, tmp_path / "in", rows)
+    target = helpers.target(kind, tmp_path / "NAME")
+    job = {"task": "lazy", "map": str(tmp_path / "map"), "source": source, "target": target, "kind": kind}
+    targets = _run(driver, **job, rows=str(tmp_path / "rows.npy"), kills=8)
+    moved = saved.translator.transform(rows)
+    moved = moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    for name in targets:
+        beside = {"lance": str(tmp_path / "in" / "db" / f"new-{name}.lance")}
+        beside["qdrant"] = f"qdrant:{tmp_path / 'in' / 'qdrant'}#new-{name}"
+        found = _rows(beside.get(kind, target.replace("NAME", name)))
+        np.testing.assert_allclose(np.stack([found[str(i + 1)] for i in range(len(rows))]), moved, atol=1e-6)
 
 
 def _rows(reference: str) -> dict[str, np.ndarray]:

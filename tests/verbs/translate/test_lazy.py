@@ -12,7 +12,7 @@ import pytest
 from transship.errors import DataError, OptionError
 from transship.verbs.translate import LazyIndex, Ridge, restore_variance
 from transship.verbs.translate.quality import neighbours, overlap
-from transship.verbs.translate.stores import qdrant
+from transship.verbs.translate.stores import open_source, qdrant
 
 _SPEC = importlib.util.spec_from_file_location(
     "lazy_store_helpers", Path(__file__).with_name("store_helpers.py")
@@ -112,7 +112,7 @@ def test_a_text_is_embedded_once_and_kept_through_restarts(world: World, tmp_pat
         "embed": world.embed,
         "texts": world.texts,
         "query_map": world.query_map,
-        "journal": tmp_path / "new",
+        "write_back": tmp_path / "new",
     }
     index = LazyIndex((world.ids, world.old), **options)
     first = index.search(world.queries[0])
@@ -120,8 +120,10 @@ def test_a_text_is_embedded_once_and_kept_through_restarts(world: World, tmp_pat
     assert count == 100
     index.search(world.queries[0])
     assert len(world.embedded) == count
-    with (tmp_path / "new").open("ab") as file:
-        file.write(b'{"id": 3, "vector": "00ff')  # cut off by a kill
+    with (tmp_path / "new" / "vectors.f32").open("ab") as file:
+        file.write(b"\0" * 100)  # rows whose ids a kill kept from being written
+    with (tmp_path / "new" / "ids.jsonl").open("ab") as file:
+        file.write(b"40")  # an id cut off by a kill
     again = LazyIndex((world.ids, world.old), **options)
     assert again.moved == count / 400
     assert [(hit.id, hit.by) for hit in again.search(world.queries[0])] == [(hit.id, hit.by) for hit in first]
@@ -130,13 +132,72 @@ def test_a_text_is_embedded_once_and_kept_through_restarts(world: World, tmp_pat
     assert len(LazyIndex((world.ids, world.old), **options).native) == len(set(world.embedded))
 
 
+@pytest.mark.parametrize("kind", ["parquet", "npy", "lance", "qdrant", "faiss"])
+def test_new_vectors_are_written_back_beside_the_old_store(kind: str, world: World, tmp_path: Path):
+    count = 60
+    name = helpers.build(kind, tmp_path, world.old[:count])
+    options = {"embed": world.embed, "texts": world.texts, "query_map": world.query_map, "model": "new"}
+    index = LazyIndex(name, write_back=True, candidates=20, **options)
+    before = [hit.id for hit in index.search(world.queries[0], 5)]
+    assert 20 <= len(index.native) < count
+    qdrant.close_clients()
+    again = LazyIndex(name, write_back=True, candidates=20, **options)
+    assert len(again.native) == len(index.native)
+    assert [hit.id for hit in again.search(world.queries[0], 5)] == before
+    assert len(world.embedded) == len(again.native)
+    target = str(tmp_path / {"lance": "whole.lance", "qdrant": "unused"}.get(kind, f"whole.{kind}"))
+    steps = list(again.finish(None if kind == "qdrant" else target))
+    assert steps[-1].done == count
+    assert sorted(world.embedded, key=int) == [str(number + 1) for number in range(count)]
+    qdrant.close_clients()
+    made = {"qdrant": f"{name}-new"}.get(kind, target)
+    source = open_source(made)
+    assert source.stamp.model == "new"
+    rows = {
+        int(one): row for part in source.batches(64) for one, row in zip(part.ids, part.vectors, strict=True)
+    }
+    np.testing.assert_allclose(
+        np.stack([rows[number + 1] for number in range(count)]), world.new[:count], atol=1e-6
+    )
+    if kind == "qdrant":
+        points, _ = source.client.scroll("rows-new", limit=1)
+        assert points[0].payload["title"] == f"title {points[0].id}"
+    if kind == "lance":
+        assert "title" in open_source(str(tmp_path / "db" / "rows-new.lance")).schema.names
+    source.close()
+
+
+def test_rows_that_have_moved_are_candidates_of_every_query(world: World):
+    index = LazyIndex(
+        (world.ids, world.old), query_map=world.query_map, translator=world.fitted, candidates=5
+    )
+    few = world.recall(index)
+    index.native.add(world.ids, world.new)
+    assert world.recall(index) == 1.0 > few
+
+
+def test_rows_of_another_model_or_width_are_not_mixed(world: World, tmp_path: Path):
+    options = {"embed": world.embed, "texts": world.texts, "write_back": tmp_path / "new"}
+    LazyIndex((world.ids, world.old), model="first", **options).move([1, 2])
+    with pytest.raises(DataError, match="holds vectors of 'first', not of 'second'"):
+        LazyIndex((world.ids, world.old), model="second", **options)
+    index = LazyIndex((world.ids, world.old), model="first", **options)
+    with pytest.raises(DataError, match="vectors are 3 wide"):
+        index.native.add([3], np.ones((1, 3)))
+    with pytest.raises(DataError, match="an index in memory has no place"):
+        LazyIndex((world.ids, world.old), write_back=True)
+    (tmp_path / "new" / "vectors.f32").write_bytes(b"")
+    with pytest.raises(DataError, match="names 2 rows and holds 0"):
+        LazyIndex((world.ids, world.old), model="first", **options)
+
+
 def test_mixed_rows_are_ranked_together_better_when_variance_is_restored(world: World):
     predicted = world.fitted.leave_one_out(world.old[:300], world.new[:300])
     restored = restore_variance(world.fitted, predicted, world.new[:300])
     recalls = []
     for translator in (world.fitted, restored):
         index = LazyIndex((world.ids, world.old), translator, query_map=world.query_map, candidates=400)
-        index.native = {identity: world.new[identity - 1] for identity in world.ids[::2]}
+        index.native.add(world.ids[::2], world.new[::2])
         recalls.append(world.recall(index))
     index.calibrate(world.queries)
     assert recalls[1] >= recalls[0] - 0.005
@@ -145,7 +206,7 @@ def test_mixed_rows_are_ranked_together_better_when_variance_is_restored(world: 
 
 def test_calibration_brings_translated_scores_to_native_ones(world: World):
     index = LazyIndex((world.ids, world.old), world.fitted, query_map=world.query_map)
-    index.native = {identity: world.new[identity - 1] for identity in world.ids[300:]}
+    index.native.add(world.ids[300:], world.new[300:])
     slope, offset = index.calibrate(world.queries)
     translated = unit(world.fitted.transform(world.old[300:])) @ world.queries.T
     native = world.new[300:] @ world.queries.T

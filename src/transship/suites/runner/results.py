@@ -138,20 +138,21 @@ class SuiteResult:
 
 
 def table_result(table: Table, measurements: Sequence[Measurement], seeds: Sequence[int]) -> TableResult:
-    """Return the numbers of a declared table."""
-    cells = tuple(
+    """Return the numbers of a declared table; rows that this scale did not measure at all are left out."""
+    whole = [
         tuple(
             _scaled(column.within(row).per_seed(measurements, seeds), 100.0 if column.percent else 1.0)
             for column in table.columns
         )
         for row in table.rows
-    )
-    paper = tuple(
-        tuple(table.paper.get((row.name, column.name)) for column in table.columns) for row in table.rows
-    )
+    ]
+    measured = [place for place, cells in enumerate(whole) if any(cell.seeds for cell in cells)]
+    kept = measured or range(len(whole))
+    rows, cells = [table.rows[place] for place in kept], tuple(whole[place] for place in kept)
+    paper = tuple(tuple(table.paper.get((row.name, column.name)) for column in table.columns) for row in rows)
     return TableResult(
         title=table.title,
-        rows=tuple(row.name for row in table.rows),
+        rows=tuple(row.name for row in rows),
         columns=tuple(column.name for column in table.columns),
         digits=tuple(column.digits for column in table.columns),
         percent=tuple(column.percent for column in table.columns),
@@ -191,8 +192,13 @@ def summarise(
     fingerprint: str,
     environment: dict[str, str],
 ) -> SuiteResult:
-    """Return the finished result: tables, curves and verdicts from what the cases measured."""
+    """Return the finished result: tables, curves and verdicts from what the cases measured.
+
+    A table of which this scale measured nothing is left out.
+    """
     measurements = [one for case in cases for one in case.measurements]
+    tables = [table_result(table, measurements, seeds) for table in suite.tables]
+    measured = [table for table in tables if any(cell.seeds for row in table.cells for cell in row)]
     return SuiteResult(
         suite=suite.name,
         title=suite.title,
@@ -205,7 +211,7 @@ def summarise(
         fingerprint=fingerprint,
         environment=environment,
         cases=tuple(cases),
-        tables=tuple(table_result(table, measurements, seeds) for table in suite.tables),
+        tables=tuple(measured or tables),
         curves=tuple(curve_result(curve, measurements, seeds) for curve in suite.curves),
         claims=tuple(judge(claim, measurements, seeds) for claim in suite.claims),
         seconds=sum(case.seconds for case in cases),

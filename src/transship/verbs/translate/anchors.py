@@ -39,7 +39,7 @@ def farthest_points(distances: Tensor, *, start: int, delta: float = 0.0, most: 
 def angular_distances(rows: Tensor) -> Tensor:
     """Return 1 − |cos| between all rows: opposite directions are as collinear as equal ones. Eq. (3)."""
     directions = unit(rows)
-    return 1.0 - (directions @ directions.T).abs()
+    return (directions @ directions.T).abs_().neg_().add_(1.0)
 
 
 def subspace_indices(

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -58,6 +58,11 @@ class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         translated = working(to_tensor(self.transform(X)))
         target = to_tensor(y).to(translated)
         return float((unit(translated) * unit(target.reshape(translated.shape))).sum(1).mean())
+
+    def settled(self) -> Self:
+        """Return an unfitted copy that keeps the settings which this fit has chosen at a cost."""
+        copy: Self = clone(self)
+        return copy
 
     @property
     def _n_features_out(self) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.base import clone
 
 from transship.errors import DataError, NumericalError
 from transship.registry import build_method, method_class
@@ -40,6 +39,8 @@ KERNEL_MOST = 12_000
 # simpler maps win within this difference of forecast recall
 TIE = 0.005
 WRONG_PAIRS, ALL_WRONG = 0.01, 0.5
+# numbers of pairs on the page's curve
+CURVE = (100, 200, 500, 1000, 2000, 5000)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,11 @@ class QuerySide:
 
 @dataclass(frozen=True)
 class Fit:
-    """What came out of fitting: the map, why this one, and every figure to see before using it."""
+    """What came out of fitting: the map, why this one, and every figure to see before using it.
+
+    `chosen.translator` was fitted without the pairs `held`, `translator` with all; `suspects` are ids of
+    pairs that do not seem to belong together, with the rank of their partner.
+    """
 
     chosen: Candidate
     translator: Translator
@@ -103,6 +108,8 @@ class Fit:
     advice: Sequence[str]
     direction: Direction
     pairs: int
+    held: Pairs
+    suspects: Sequence[tuple[str, int]] = ()
     query_side: QuerySide | None = None
     ndcg_native: float | None = None
     ndcg_old: float | None = None
@@ -150,8 +157,7 @@ def fit_pairs(
             where="--held-out",
             fix="give more pairs or a larger share",
         )
-    source, target = (kept.old, kept.new) if direction == "index" else (kept.new, kept.old)
-    pairing = _guard(source, target, kept.ids, force)
+    pairing = _guard(*_sides(kept, direction), kept.ids, force)
     names = _names(method, len(kept))
     candidates = []
     for name in names:
@@ -167,8 +173,8 @@ def fit_pairs(
             fix="give more pairs, re-embed, or pass --force to write it all the same",
         )
     watch(f"refitting {chosen.name} on all {len(pairs):,} pairs")
-    sides = (pairs.old, pairs.new) if direction == "index" else (pairs.new, pairs.old)
-    translator = clone(chosen.translator).fit(*sides, ids=pairs.ids)
+    sides = _sides(pairs, direction)
+    translator = chosen.translator.settled().fit(*sides, ids=pairs.ids)
     if chosen.restored:
         translator = restore_variance(translator, out_of_sample(translator, *sides, seed=seed), sides[1])
     mapped = map_thresholds(pairs.old, pairs.new, np.asarray(THRESHOLDS), seed=seed)
@@ -195,6 +201,8 @@ def fit_pairs(
         ),
         direction=direction,
         pairs=len(pairs),
+        held=held,
+        suspects=[(str(kept.ids[row]), int(pairing.ranks[row])) for row in pairing.wrong],
         query_side=_query_side(chosen.translator, kept, held, k) if direction == "query" else None,
         ndcg_native=native,
         ndcg_old=old_ndcg,
@@ -206,7 +214,7 @@ def check_map(
     translator: Translator, pairs: Pairs, *, direction: Direction = "index", k: int = 10, seed: int = 0
 ) -> tuple[Quality, float]:
     """Measure a map on other pairs: its quality, and what the untouched old index gives there."""
-    source, target = (pairs.old, pairs.new) if direction == "index" else (pairs.new, pairs.old)
+    source, target = _sides(pairs, direction)
     return measure(translator.transform(source), target, k=k, seed=seed), old_alone(
         pairs.old, pairs.new, k=k, seed=seed
     )
@@ -257,8 +265,7 @@ def _candidate(
         made = made.set_params(inverse=False)
     if name == "irp" and made.regularize is None and made.delta == 0.8:
         made = made.set_params(regularize=1.0)  # better than pruning at every number of anchors measured
-    sides = [(part.old, part.new) if direction == "index" else (part.new, part.old) for part in (kept, held)]
-    (source, target), (source_held, target_held) = sides
+    (source, target), (source_held, target_held) = _sides(kept, direction), _sides(held, direction)
     start = time.process_time()
     fitted = made.fit(source, target)
     seconds = time.process_time() - start
@@ -355,16 +362,22 @@ def _query_side(translator: Translator, kept: Pairs, held: Pairs, k: int) -> Que
 def _curve(
     candidates: Sequence[Candidate], kept: Pairs, held: Pairs, direction: Direction, k: int, seed: int
 ) -> list[tuple[str, int, float]]:
-    """Return held-out recall by method and by number of anchors, for the page."""
-    sizes = [size for size in (100, 200, 500, 1000, 2000, 5000) if size < len(kept)]
+    """Return recall by method and by number of anchors, for the page: among the rows held out, at any number.
+
+    With as many as there are, the map is the candidate itself.
+    """
+    rows, natives = _sides(held, direction)
     found = []
     for one in candidates:
-        for size in sizes:
-            part = kept.take(np.arange(size))
-            fitted = clone(one.translator).fit(
-                *((part.old, part.new) if direction == "index" else (part.new, part.old))
-            )
-            quality, _ = check_map(fitted, held, direction=direction, k=k, seed=seed)
+        for size in (*(size for size in CURVE if size < len(kept)), len(kept)):
+            fitted = one.translator
+            if size < len(kept):
+                fitted = fitted.settled().fit(*_sides(kept.take(np.arange(size)), direction))
+            quality = measure(fitted.transform(rows), natives, k=k, seed=seed)
             found.append((one.name, size, quality.recall))
-        found.append((one.name, len(kept), one.held_out.recall))
     return found
+
+
+def _sides(pairs: Pairs, direction: Direction) -> tuple[Array, Array]:
+    """Return the rows to map and what they should become."""
+    return (pairs.old, pairs.new) if direction == "index" else (pairs.new, pairs.old)

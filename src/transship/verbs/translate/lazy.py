@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -13,12 +12,16 @@ import numpy as np
 from transship.errors import DataError, OptionError
 from transship.verbs.translate.artifact import SavedMap, load_map
 from transship.verbs.translate.base import Translator
+from transship.verbs.translate.moving import Moved
+from transship.verbs.translate.new_rows import NewRows, open_rows
 from transship.verbs.translate.quality import fuse, unit_rows
 from transship.verbs.translate.searching import OldIndex, open_index
+from transship.verbs.translate.stores import Source, Stamp, open_sink, open_source
 
 Array = np.ndarray[Any, Any]
 Embed = Callable[[Sequence[str]], Array]
 Rescore = Literal["auto", "translate", "embed", "none"]
+WRITE_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,12 @@ class LazyIndex:
     A query finds candidates in the untouched old index: through the old encoder's own query vector where it
     still runs, else through the query map (new → old). The candidates are then scored in the new space: by
     vectors of the new model where they are known, by embedding their texts and keeping the result
-    (`embed`, `texts`), or by their translated vectors. Native and translated rows stand in one ranking;
-    translated scores are calibrated so that neither kind is favoured.
+    (`embed`, `texts`), or by their translated vectors. Rows that have moved are candidates of every query.
+    Native and translated rows stand in one ranking; translated scores are calibrated so that neither kind is
+    favoured. With `write_back` new vectors go into a store beside the old one, and `finish` moves the rest.
 
     Attributes:
-        native: ids and vectors of the new model gathered so far.
+        native: the rows of the new model so far.
     """
 
     def __init__(
@@ -60,7 +64,8 @@ class LazyIndex:
         query_map: Translator | SavedMap | str | Path | None = None,
         keep_mean: bool | None = None,
         candidates: int = 100,
-        journal: str | Path | None = None,
+        write_back: str | Path | bool | None = None,
+        model: str = "",
     ) -> None:
         """Open the index.
 
@@ -73,16 +78,20 @@ class LazyIndex:
                 own way back.
             keep_mean: whether a translated query keeps the old mean; by default what the map's file says.
             candidates: how many rows a query fetches and rescores.
-            journal: a file that keeps the new vectors; without it they live as long as this object.
+            write_back: keeps the new vectors: for Qdrant and LanceDB the name of a second collection or
+                table with the same ids and payloads, else a folder; True adds `-new` to the old name. Without
+                it they live as long as this object.
+            model: the new model's name, kept with the rows; `embed`'s where that is a name.
         """
+        self.reference = str(old_index) if isinstance(old_index, str | Path) else ""
         self.index: OldIndex = open_index(old_index)
         self.translator, _ = _unpack(translator)
         self.query_map, about = _unpack(query_map)
         self.keep_mean = keep_mean if keep_mean is not None else bool(about.get("keep_mean", True))
         self.embed = _encoder(embed) if isinstance(embed, str) else embed
         self.texts, self.candidates = texts, candidates
-        self.journal = Journal(journal) if journal is not None else None
-        self.native: dict[Any, Array] = dict(self.journal.read()) if self.journal is not None else {}
+        self.model = model or (embed if isinstance(embed, str) else "")
+        self.native: NewRows = open_rows(self.index, write_back, self.model)
         # (slope, offset) that brings scores of translated rows to those of native ones
         self.calibration = (1.0, 0.0)
 
@@ -130,10 +139,15 @@ class LazyIndex:
         old = np.asarray(old_queries, dtype=np.float32) if old_queries is not None else self._to_old(new)
         count = min(candidates or self.candidates, len(self.index))
         ids, scores = self.index.search(old, count)
+        moved_ids, moved_scores = self.native.search(new, k)
         way = self._way(rescore)
         found = []
         for row in range(len(new)):
             hits = self._rescore(new[row], ids[row], scores[row], way)
+            seen = {hit.id for hit in hits}
+            if way != "none":
+                known = zip(moved_ids[row], moved_scores[row], strict=True)
+                hits += [Hit(name, float(score), "native") for name, score in known if name not in seen]
             found.append(sorted(hits, key=lambda hit: -hit.score)[:k])
         return found
 
@@ -149,11 +163,41 @@ class LazyIndex:
                 raise DataError(
                     f"has no text of id {error}", where="texts", fix="give the texts of all ids"
                 ) from error
-            vectors = unit_rows(np.asarray(self.embed(texts)))
-            self.native.update(zip(unknown, vectors, strict=True))
-            if self.journal is not None:
-                self.journal.add(unknown, vectors)
-        return np.stack([self.native[identity] for identity in ids])
+            self.native.add(unknown, unit_rows(np.asarray(self.embed(texts))))
+        return self.native.many(ids)
+
+    def finish(self, target: str | Path | None = None, *, part: int = 256) -> Iterator[Moved]:
+        """Move all rows that have not moved yet, `part` at a time; stopped and called again, it goes on.
+
+        A second collection or table is whole then. With `target`, a store of the new vectors with all other
+        columns of the old one is written as well.
+        """
+        if not self.reference:
+            raise OptionError("an index in memory has no rows to read", where="finish", fix="name a store")
+        source = open_source(self.reference)
+        try:
+            yield Moved(len(self.native), source.rows)
+            for batch in source.batches(part):
+                ids = [_plain(identity) for identity in batch.ids]
+                if any(identity not in self.native for identity in ids):
+                    self.move(ids)
+                    yield Moved(len(self.native), source.rows)
+            if target is not None:
+                yield from self._write(source, str(target))
+        finally:
+            source.close()
+
+    def _write(self, source: Source, target: str) -> Iterator[Moved]:
+        stamp = Stamp(self.model, source=source.fingerprint())
+        first = _plain(next(iter(source.batches(1))).ids[0])
+        sink = open_sink(target, source, stamp, width=self.native.many([first]).shape[1])
+        try:
+            for batch in source.batches(WRITE_ROWS, sink.done):
+                sink.write(batch, self.native.many([_plain(identity) for identity in batch.ids]))
+                yield Moved(len(self.native), source.rows)
+            sink.finish()
+        finally:
+            sink.close()
 
     def calibrate(self, queries: Any, *, sample: int = 500) -> tuple[float, float]:
         """Fit the scores of translated rows to those of native ones, on rows of which both are known.
@@ -167,10 +211,12 @@ class LazyIndex:
                 where="calibrate",
                 fix="move at least 20 rows, and give a translator",
             )
-        ids = list(self.native)[:sample]
-        native = np.stack([self.native[identity] for identity in ids])
-        translated = self._translated(ids)
-        asked = unit_rows(np.asarray(queries))
+        ids = self.native.some(sample)
+        asked, native, translated = (
+            unit_rows(np.asarray(queries)),
+            self.native.many(ids),
+            self._translated(ids),
+        )
         left, right = (asked @ translated.T).ravel(), (asked @ native.T).ravel()
         slope = float(right.std() / max(left.std(), 1e-12))
         self.calibration = (slope, float(right.mean() - slope * left.mean()))
@@ -220,7 +266,10 @@ class LazyIndex:
             return [Hit(identity, float(score), "old") for identity, score in zip(ids, scores, strict=True)]
         known = [identity for identity in ids if identity in self.native]
         others = [identity for identity in ids if identity not in self.native]
-        hits = [Hit(identity, float(self.native[identity] @ query), "native") for identity in known]
+        hits = []
+        if known:
+            scored = zip(known, self.native.many(known) @ query, strict=True)
+            hits = [Hit(identity, float(score), "native") for identity, score in scored]
         if others:
             slope, offset = self.calibration
             moved = slope * (self._translated(others) @ query) + offset
@@ -234,37 +283,6 @@ class LazyIndex:
         if self.translator is None:
             raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
         return unit_rows(self.translator.transform(self.index.vectors(ids)))
-
-
-class Journal:
-    """New vectors on disk, appended and flushed as they come; a line cut off by a kill is left out."""
-
-    def __init__(self, path: str | Path) -> None:
-        """Name the file."""
-        self.path = Path(path)
-
-    def read(self) -> list[tuple[Any, Array]]:
-        """Return ids and vectors of all whole lines."""
-        if not self.path.is_file():
-            return []
-        found = []
-        for line in self.path.read_bytes().split(b"\n"):
-            try:
-                entry = json.loads(line)
-                found.append((entry["id"], np.frombuffer(bytes.fromhex(entry["vector"]), dtype=np.float32)))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return found
-
-    def add(self, ids: Sequence[Any], vectors: Array) -> None:
-        """Append rows."""
-        lines = [
-            json.dumps({"id": _plain(identity), "vector": np.asarray(row, dtype=np.float32).tobytes().hex()})
-            for identity, row in zip(ids, vectors, strict=True)
-        ]
-        with self.path.open("ab") as file:
-            # a line that a kill cut short must not swallow the next one
-            file.write(("\n" + "\n".join(lines) + "\n").encode())
 
 
 def _plain(identity: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,10 @@ POINTS = 400
 
 
 def fit_page(fitted: Fitted, command: str = "") -> Page:
-    """Return the page of `transship translate fit`."""
-    found, pairs = fitted.fit, fitted.pairs
+    """Return the page of `transship translate fit`; all its pictures are of rows that were held out."""
+    found, pairs = fitted.fit, fitted.fit.held
     source, target = (pairs.old, pairs.new) if found.direction == "index" else (pairs.new, pairs.old)
-    moved = np.asarray(found.translator.transform(source))
+    moved = np.asarray(found.chosen.translator.transform(source))
     quality = found.chosen.forecast
     summary = (
         f"{found.why}. Forecast, document to document: {quality.recall:.0%} of the native top {quality.k} "
@@ -49,7 +50,7 @@ def fit_page(fitted: Fitted, command: str = "") -> Page:
             "Spaces",
             [_norms(source, moved, target), *_projections(source, moved, target), _overlap(moved, target)],
         ),
-        Section("Worst rows", [_worst(fitted, moved, target), *_wrong(fitted)]),
+        Section("Worst rows", [_worst(pairs.ids, moved, target), *_wrong(found)]),
     ]
     provenance = Provenance(
         command=command,
@@ -137,7 +138,8 @@ def _curves(found: Fit) -> list[Block]:
             x_title="pairs",
             y_title="held-out recall",
             log_x=True,
-            caption="Recall by number of pairs.",
+            caption=f"Recall by number of pairs, among the {len(found.held):,} rows that were held out: "
+            "fewer than in the table, so the figures are higher.",
         )
     ]
 
@@ -155,7 +157,9 @@ def _norms(source: Array, moved: Array, target: Array) -> Figure:
         name: np.linalg.norm(_some(rows), axis=1).tolist()
         for name, rows in (("old", source), ("translated", moved), ("native", target))
     }
-    return figures.boxes(groups, group_title="rows", value_title="length", caption="Lengths of the vectors.")
+    return figures.boxes(
+        groups, group_title="rows", value_title="length", caption="Lengths of vectors that were held out."
+    )
 
 
 def _projections(source: Array, moved: Array, target: Array) -> list[Block]:
@@ -166,7 +170,10 @@ def _projections(source: Array, moved: Array, target: Array) -> list[Block]:
     translated, native = after(_some(moved)), after(_some(target))
     return [
         figures.scatter(
-            {"old": _columns(first)}, x_title="first axis", y_title="second axis", caption="Old rows."
+            {"old": _columns(first)},
+            x_title="first axis",
+            y_title="second axis",
+            caption="Old rows, held out.",
         ),
         figures.scatter(
             {"native": _columns(native), "translated": _columns(translated)},
@@ -188,28 +195,27 @@ def _overlap(moved: Array, target: Array) -> Figure:
         label_title="shared neighbours of ten",
         value_title="rows",
         horizontal=False,
-        caption="How many of a row's ten native neighbours it keeps (rows the map was fitted on).",
+        caption=f"How many of its ten native neighbours a row keeps, among {len(target):,} held out.",
     )
 
 
-def _worst(fitted: Fitted, moved: Array, target: Array) -> Table:
+def _worst(ids: Sequence[Any], moved: Array, target: Array) -> Table:
     cosines = (unit_rows(moved) * unit_rows(target)).sum(1)
-    order = np.argsort(cosines)[:15]
-    rows = [[str(fitted.pairs.ids[row]), float(cosines[row])] for row in order]
+    rows = [[str(ids[row]), float(cosines[row])] for row in np.argsort(cosines)[:15]]
     return Table(
-        [Column("id", code=True), Column("cosine with its partner", 3)], rows, "Rows that translate worst."
+        [Column("id", code=True), Column("cosine with its partner", 3)],
+        rows,
+        "Held-out rows that translate worst.",
     )
 
 
-def _wrong(fitted: Fitted) -> list[Block]:
-    wrong = fitted.fit.pairing.wrong[:15]
-    if not len(wrong):
+def _wrong(found: Fit) -> list[Block]:
+    if not found.suspects:
         return [Text("No pair looks wrong.", tone="good")]
-    rows = [[str(fitted.pairs.ids[row]), int(fitted.fit.pairing.ranks[row])] for row in wrong]
     return [
         Table(
             [Column("id", code=True), "rank of its partner"],
-            rows,
+            [list(one) for one in found.suspects[:15]],
             "Pairs that do not seem to belong together.",
         )
     ]

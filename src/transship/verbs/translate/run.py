@@ -240,7 +240,7 @@ def summary(fitted: Fitted) -> dict[str, Any]:
         ],
         "old_alone": found.old_alone,
         "ndcg": {"native": found.ndcg_native, "old": found.ndcg_old},
-        "wrong_pairs": [str(fitted.pairs.ids[row]) for row in found.pairing.wrong[:20]],
+        "wrong_pairs": [name for name, _ in found.suspects[:20]],
         "thresholds": [list(pair) for pair in found.thresholds],
         "query_side": None if found.query_side is None else json.loads(json.dumps(vars(found.query_side))),
         "advice": list(found.advice),

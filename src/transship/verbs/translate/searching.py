@@ -31,8 +31,9 @@ class OldIndex(Protocol):
 class ArrayIndex:
     """Rows in memory (or a memory map), searched by cosine."""
 
-    def __init__(self, ids: Sequence[Any], rows: Array) -> None:
+    def __init__(self, ids: Sequence[Any], rows: Array, location: str = "") -> None:
         """Keep ids and rows."""
+        self.location = location
         if len(ids) != len(rows):
             raise DataError(f"{len(ids)} ids for {len(rows)} rows", where="index", fix="give one id per row")
         self.ids, self.rows = list(ids), rows
@@ -58,12 +59,12 @@ class ArrayIndex:
 class FaissIndex:
     """A FAISS index, searched by its own metric."""
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, location: str = "") -> None:
         """Keep the index and its ids."""
         from transship.verbs.translate.stores.faiss_file import load_library
 
         faiss = load_library()
-        self.index = index
+        self.index, self.location = index, location
         self.inner = faiss.downcast_index(getattr(index, "index", index))
         mapped = hasattr(index, "id_map")
         ids = faiss.vector_to_array(index.id_map) if mapped else np.arange(index.ntotal)
@@ -93,7 +94,7 @@ class LanceIndex:
         self.table, self.column, self.key = source.table, source.vector_column, source.id_column
         if self.key is None:
             raise DataError("has no id column", where=where.text, fix="name it with Columns(id=...)")
-        self.rows = source.rows
+        self.rows, self.location, self.name = source.rows, where.location, where.name
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -101,9 +102,13 @@ class LanceIndex:
 
     def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
         """Return the nearest rows."""
+        return self.nearest(self.table, queries, count)
+
+    def nearest(self, table: Any, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest rows of a table with the same columns."""
         ids, scores = [], []
         for query in queries:
-            asked = self.table.search(query.astype(np.float32), vector_column_name=self.column)
+            asked = table.search(query.astype(np.float32), vector_column_name=self.column)
             found = asked.distance_type("cosine").limit(count).select([self.key, "_distance"]).to_arrow()
             ids.append(found.column(self.key).to_pylist())
             scores.append(1.0 - found.column("_distance").to_numpy())
@@ -111,14 +116,22 @@ class LanceIndex:
 
     def vectors(self, ids: Sequence[Any]) -> Array:
         """Return stored rows."""
+        return self.stored(self.table, ids)
+
+    def stored(self, table: Any, ids: Sequence[Any]) -> Array:
+        """Return the vectors of ids in a table with the same columns."""
+        found = self.rows_of(ids, table)
+        pairs = zip(found.column(self.key).to_pylist(), found.column(self.column).to_pylist(), strict=True)
+        rows = dict(pairs)
+        return np.asarray([rows[identity] for identity in ids], dtype=np.float32)
+
+    def rows_of(self, ids: Sequence[Any], table: Any = None) -> Any:
+        """Return whole rows by id, in the table's own order."""
         listed = ", ".join(
             f"'{str(one).replace(chr(39), chr(39) * 2)}'" if isinstance(one, str) else str(one) for one in ids
         )
-        found = self.table.search().where(f"{self.key} IN ({listed})").limit(len(ids)).to_arrow()
-        rows = dict(
-            zip(found.column(self.key).to_pylist(), found.column(self.column).to_pylist(), strict=True)
-        )
-        return np.asarray([rows[identity] for identity in ids], dtype=np.float32)
+        asked = (self.table if table is None else table).search().where(f"{self.key} IN ({listed})")
+        return asked.limit(len(ids)).to_arrow()
 
 
 class QdrantIndex:
@@ -133,6 +146,7 @@ class QdrantIndex:
             source.vector_name,
             source.rows,
         )
+        self.params = source.params
         self.closer = -1.0 if str(source.params.distance).lower().endswith(("euclid", "manhattan")) else 1.0
 
     def __len__(self) -> int:
@@ -141,17 +155,25 @@ class QdrantIndex:
 
     def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
         """Return the nearest rows."""
+        return self.nearest(self.name, queries, count)
+
+    def nearest(self, name: str, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest points of a collection with the same vector name."""
         ids, scores = [], []
         for query in unit_rows(queries):
             asked = {"using": self.vector} if self.vector else {}
-            found = self.client.query_points(self.name, query=query.tolist(), limit=count, **asked).points
+            found = self.client.query_points(name, query=query.tolist(), limit=count, **asked).points
             ids.append([point.id for point in found])
             scores.append([self.closer * point.score for point in found])
         return ids, np.asarray(scores)
 
     def vectors(self, ids: Sequence[Any]) -> Array:
         """Return stored rows."""
-        points = self.client.retrieve(self.name, list(ids), with_vectors=True)
+        return self.stored(self.name, ids)
+
+    def stored(self, name: str, ids: Sequence[Any]) -> Array:
+        """Return the vectors of ids in a collection with the same vector name."""
+        points = self.client.retrieve(name, list(ids), with_vectors=True)
         rows = {point.id: point.vector[self.vector] if self.vector else point.vector for point in points}
         return np.asarray([rows[identity] for identity in ids], dtype=np.float32)
 
@@ -166,10 +188,10 @@ def open_index(given: Any) -> OldIndex:
             return QdrantIndex(where)
         source: Any = open_source(given)
         if where.kind == "faiss":
-            return FaissIndex(source.index)
+            return FaissIndex(source.index, where.location)
         batches = list(source.batches(8192))
         ids = [identity for batch in batches for identity in batch.ids]
-        return ArrayIndex(ids, np.concatenate([batch.vectors for batch in batches]))
+        return ArrayIndex(ids, np.concatenate([batch.vectors for batch in batches]), where.location)
     if isinstance(given, tuple) and len(given) == 2:
         return ArrayIndex(list(given[0]), np.asarray(given[1]))
     if isinstance(given, np.ndarray):

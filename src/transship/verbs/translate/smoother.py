@@ -6,10 +6,6 @@ P = M − M 1 1ᵀ M / s, so A = P Y, b = 1ᵀ M Y / s, and the error at a row l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,23 +32,6 @@ def left_out(kernel: Tensor, y: Tensor, penalty: float) -> Tensor:
     smooth = inverse @ y
     weights = smooth - flat * (smooth.sum(0) / flat.sum())
     return y - weights / diagonal
-
-
-def left_out_errors(kernel: Tensor, y: Tensor, penalties: Sequence[float]) -> np.ndarray[Any, Any]:
-    """Return the mean squared leave-one-out error of every λ, from one eigendecomposition."""
-    values, vectors = torch.linalg.eigh(kernel)
-    values = values.clamp_min(0.0)
-    projected, ones = vectors.T @ y, vectors.sum(0)
-    errors = []
-    for penalty in penalties:
-        shrunk = 1.0 / (values + penalty)
-        flat = vectors @ (shrunk * ones)
-        total = flat.sum()
-        diagonal = vectors.square() @ shrunk - flat.square() / total
-        smooth = vectors @ (shrunk[:, None] * projected)
-        weights = smooth - flat[:, None] * (smooth.sum(0) / total)
-        errors.append(float((weights / diagonal[:, None]).square().mean()))
-    return np.asarray(errors)
 
 
 def _factor(kernel: Tensor, penalty: float) -> Tensor:

@@ -217,5 +217,6 @@ class Half:
 
 def rbf(rows: Tensor, landmarks: Tensor, gamma: float) -> Tensor:
     """Return exp(−γ ‖x − l‖²) for all rows and landmarks, [rows, landmarks]."""
-    squared = rows.square().sum(1, keepdim=True) + landmarks.square().sum(1) - 2.0 * rows @ landmarks.T
+    squared = torch.addmm(landmarks.square().sum(1), rows, landmarks.T, alpha=-2.0)
+    squared += rows.square().sum(1, keepdim=True)
     return squared.clamp_min_(0.0).mul_(-gamma).exp_()

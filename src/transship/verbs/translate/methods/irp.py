@@ -102,7 +102,9 @@ class InverseRelativeProjection(Translator):
         if self.regularize is not None:
             return []
         sides = {"source": [near], "target": [far], "both": [near, far]}[self.prune_on]
-        distances = torch.stack([angular_distances(side) for side in sides]).amin(0)
+        distances = angular_distances(sides[0])
+        for side in sides[1:]:
+            torch.minimum(distances, angular_distances(side), out=distances)
         most = self.n_anchors if isinstance(self.n_anchors, int) else None
         lists = subspace_indices(
             distances, subspaces=self.subspaces, delta=self.delta, most=most, seed=self.seed

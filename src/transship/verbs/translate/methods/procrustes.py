@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import scipy.linalg
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from transship.verbs.translate.linear import LinearTranslator, live_features
 
 # float32 rows give products that are known to some 1e-6: below this share a singular value is rounding
 SINGLE_CUT = 1e-5
-# rows behind the one factor c of float32 fits: it is a mean, and a few hundred rows give it to a per mille
+# rows behind the one factor c of the float32 map into the narrower space
 FACTOR_ROWS = 256
 CROSS: tuple[Part, ...] = ("ab",)
 
@@ -27,7 +28,8 @@ class Procrustes(LinearTranslator):
     y = μ_y + c (x − μ_x) R with R = U Vᵀ of the thin S_xy = U Σ Vᵀ, between any two widths; no feature is
     divided by its spread, and constant target features stay constant. A space that is rotated, scaled and
     shifted is recovered exactly. The way back is Rᵀ with a factor of its own. float32 rows are decomposed in
-    float32 (c over some 256 of them), all others, and those that leave directions open, in float64.
+    float32 (into the narrower space c is taken over some 256 of them), all others, and those that leave
+    directions open, in float64.
 
     Attributes:
         centre: whether the means are removed first and the target's is put back.
@@ -60,12 +62,12 @@ class Procrustes(LinearTranslator):
             (moments.sum_a / moments.count, moments.sum_b / moments.count) if self.centre else (None, None)
         )
         details = {"conditioning": float(values[-1] / values[0])}
-        maps = []
-        for rows, others, matrix, ends in (
-            (source, target, rotation, means),
-            (target, source, rotation.T, means[::-1]),
+        fit, maps = float(values.sum(dtype=np.float64)), []
+        for rows, square, matrix, ends in (
+            (source, used.square_a, rotation, means),
+            (target, used.square_b, rotation.T, means[::-1]),
         ):
-            factor = _factor(rows, others, matrix, *ends) if self.scale else 1.0
+            factor = fit / _moved_square(rows, square, matrix, ends[0]) if self.scale else 1.0
             weights = (matrix * factor).double()
             maps.append(
                 LinearMap(
@@ -85,12 +87,15 @@ class Procrustes(LinearTranslator):
         return procrustes(moments, centre=self.centre, scale=self.scale)
 
 
-def _factor(rows: Tensor, others: Tensor, matrix: Tensor, mean: Tensor | None, other: Tensor | None) -> float:
-    """Return c = ⟨X R, Y⟩ / ‖X R‖², about the means, over rows spread evenly when there are many."""
-    step = max(1, len(rows) // FACTOR_ROWS)
-    moved, wanted = rows[::step], others[::step]
-    if mean is not None and other is not None:
-        moved, wanted = moved - mean.float(), wanted - other.float()
-    moved = moved @ matrix
-    square = float(moved.square().sum(dtype=torch.float64))
-    return float((moved * wanted).sum(dtype=torch.float64)) / square if square > 0 else 1.0
+def _moved_square(rows: Tensor, square: Tensor, matrix: Tensor, mean: Tensor | None) -> float:
+    """Return ‖X R‖² about the mean; with ⟨X R, Y⟩ = Σ σ it gives the factor c = Σ σ / ‖X R‖².
+
+    An R with orthonormal rows keeps lengths, so that the sum of squares is known. Else some rows are moved,
+    spread evenly, and count for all: c is one mean, and 256 rows give it to a per mille.
+    """
+    if matrix.shape[0] <= matrix.shape[1]:
+        return float(square.sum())
+    some = rows[:: max(1, len(rows) // FACTOR_ROWS)]
+    some = some if mean is None else some - mean.float()
+    kept, whole = (float(part.square().sum(dtype=torch.float64)) for part in (some @ matrix, some))
+    return float(square.sum()) * kept / whole if whole > 0 else 1.0

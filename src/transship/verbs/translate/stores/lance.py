@@ -85,9 +85,7 @@ class LanceSink:
         names = _table_names(self.database)
         if place.name in names and not force:
             raise OutputError("exists already", where=place.text, fix="choose another name, or pass --force")
-        self.table: Any = None
-        if self.work in names:
-            self.table = self._continued()
+        self.table = open_or_none(self.database, place.location, self.work)
         if self.table is not None:
             known = (self.table.schema.metadata or {}).get(STAMP_KEY.encode(), b"").decode()
             if known != stamp.to_json():
@@ -98,17 +96,9 @@ class LanceSink:
         self.done = int(self.table.count_rows()) if self.table is not None else 0
         self.waiting: list[pa.Table] = []
 
-    def _continued(self) -> Any:
-        """Return the working table; a kill before its first commit leaves an empty folder, which goes."""
-        try:
-            return self.database.open_table(self.work)
-        except ValueError:
-            shutil.rmtree(Path(self.place.location) / f"{self.work}.lance")
-            return None
-
     def write(self, batch: Batch, vectors: Array) -> None:
         """Add rows to the next commit."""
-        self.waiting.append(self._table(batch, vectors))
+        self.waiting.append(stamped(batch, vectors, self.column, self.stamp))
         if sum(map(len, self.waiting)) >= COMMIT_ROWS:
             self._commit()
 
@@ -136,21 +126,24 @@ class LanceSink:
         self.done += rows.num_rows
         self.waiting = []
 
-    def _table(self, batch: Batch, vectors: Array) -> pa.Table:
-        values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(values, self.width)
-        field = pa.field(self.column, pa.list_(pa.float32(), self.width))
-        table = as_table(batch)
-        if self.column in table.column_names:
-            table = table.set_column(table.column_names.index(self.column), field, column)
-        else:
-            table = table.append_column(field, column)
-        for name, value in ((MODEL_COLUMN, self.stamp.model), (MAP_COLUMN, self.stamp.map)):
-            if name in table.column_names:
-                table = table.drop_columns([name])
-            table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
-        kept = {key: value for key, value in (table.schema.metadata or {}).items() if key == b"huggingface"}
-        return table.replace_schema_metadata({**kept, STAMP_KEY.encode(): self.stamp.to_json().encode()})
+
+def stamped(batch: Batch, vectors: Array, column: str, stamp: Stamp) -> pa.Table:
+    """Return the rows of `batch` with other vectors in `column`, and whose space these are in."""
+    width = int(vectors.shape[1])
+    values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
+    lists = pa.FixedSizeListArray.from_arrays(values, width)
+    field = pa.field(column, pa.list_(pa.float32(), width))
+    table = as_table(batch)
+    if column in table.column_names:
+        table = table.set_column(table.column_names.index(column), field, lists)
+    else:
+        table = table.append_column(field, lists)
+    for name, value in ((MODEL_COLUMN, stamp.model), (MAP_COLUMN, stamp.map)):
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
+    kept = {key: value for key, value in (table.schema.metadata or {}).items() if key == b"huggingface"}
+    return table.replace_schema_metadata({**kept, STAMP_KEY.encode(): stamp.to_json().encode()})
 
 
 def open_source(place: Place) -> LanceSource:
@@ -186,6 +179,17 @@ def open_table(place: Place) -> Any:
             fix=f"name one of: {', '.join(names) or 'none'}",
         )
     return database.open_table(place.name)
+
+
+def open_or_none(database: Any, location: str, name: str) -> Any:
+    """Return a table that is there; a kill before its first commit leaves an empty folder, which goes."""
+    if name not in _table_names(database):
+        return None
+    try:
+        return database.open_table(name)
+    except ValueError:
+        shutil.rmtree(Path(location) / f"{name}.lance")
+        return None
 
 
 def _table_names(database: Any) -> list[str]:

@@ -106,9 +106,6 @@ class QdrantSink:
         params = getattr(source, "params", None)
         self.vector_name = getattr(source, "vector_name", "") or ""
         distance = params.distance if params is not None else models.Distance.COSINE
-        vectors: Any = models.VectorParams(size=width, distance=distance)
-        if self.vector_name:
-            vectors = {self.vector_name: vectors}
         marker = self._marker()
         self.done = 0
         if self.client.collection_exists(place.name):
@@ -127,26 +124,15 @@ class QdrantSink:
                     )
                 )
             self.client.delete_collection(place.name)
-        self.client.create_collection(place.name, vectors_config=vectors)
+        create(self.client, place.name, width, distance, self.vector_name)
 
     def write(self, batch: Batch, vectors: Array) -> None:
         """Upsert points and wait for them."""
-        from qdrant_client import models
-
         payloads = batch.payloads if batch.payloads is not None else _payloads(batch)
-        own = {MODEL_COLUMN: self.stamp.model, MAP_COLUMN: self.stamp.map, "vector_source": self.stamp.source}
         for part in _slices(len(vectors)):
-            points = [
-                models.PointStruct(
-                    id=_point_id(batch.ids[row]),
-                    vector={self.vector_name: vectors[row].tolist()}
-                    if self.vector_name
-                    else vectors[row].tolist(),
-                    payload={**payloads[row], **own},
-                )
-                for row in range(part.start, part.stop)
-            ]
-            self.client.upsert(self.place.name, points, wait=True)
+            ids = [_point_id(identity) for identity in batch.ids[part]]
+            made = points(ids, vectors[part], payloads[part], self.vector_name, self.stamp)
+            self.client.upsert(self.place.name, made, wait=True)
         self.done += len(vectors)
 
     def finish(self) -> None:
@@ -157,6 +143,28 @@ class QdrantSink:
 
     def _marker(self) -> Stamp:
         return Stamp(self.stamp.model, self.stamp.map, {}, self.stamp.source)
+
+
+def create(opened: Any, name: str, width: int, distance: Any, vector_name: str) -> None:
+    """Make a collection of one vector per point, with a name or without."""
+    from qdrant_client import models
+
+    vectors: Any = models.VectorParams(size=width, distance=distance)
+    opened.create_collection(name, vectors_config={vector_name: vectors} if vector_name else vectors)
+
+
+def points(ids: Any, vectors: Array, payloads: list[dict[str, Any]], vector_name: str, stamp: Stamp) -> Any:
+    """Return points with whose space their vectors are in."""
+    from qdrant_client import models
+
+    own = {MODEL_COLUMN: stamp.model, MAP_COLUMN: stamp.map, "vector_source": stamp.source}
+    rows = [vector.tolist() for vector in vectors]
+    return [
+        models.PointStruct(
+            id=identity, vector={vector_name: row} if vector_name else row, payload={**payload, **own}
+        )
+        for identity, row, payload in zip(ids, rows, payloads, strict=True)
+    ]
 
 
 def open_source(place: Place) -> QdrantSource:
