@@ -52,10 +52,14 @@ def run() -> list[dict[str, Any]]:
             recipe: min((_theirs(folder, recipe) for _ in range(2)), key=_cpu)
             for recipe in ("linear", "ties")
         }
+        threads = {recipe: _walls(folder, recipe) for recipe in ("linear", "ties")}
         plan = min((_ours(folder, "plan", "linear") for _ in range(5)), key=_cpu)
         copy = min((_copy(folder) for _ in range(3)), key=_cpu)
         start = min((measure([sys.executable, "-c", "pass"], folder) for _ in range(3)), key=_cpu)
         rows = _time_rows(ours, theirs, plan) + _memory_rows(folder, ours, theirs)
+    for recipe, (one, two) in threads.items():
+        name = f"{recipe}, wall s, one thread / --jobs 2"
+        rows.append({"name": name, "ours": two, "peer": one, "ratio": one / two})
     net, bytes_only = ours["linear"].cpu - plan.cpu, copy.cpu - start.cpu
     rows.append(
         {
@@ -78,11 +82,17 @@ def _models(folder: Path, layers: int) -> None:
         make_llama(folder / name, layers=layers, seed=seed, base=0)
 
 
-def _ours(folder: Path, command: str, recipe: str) -> Cost:
+def _ours(folder: Path, command: str, recipe: str, *options: str) -> Cost:
     out = [] if command == "plan" else [folder / "ours"]
     shutil.rmtree(folder / "ours", ignore_errors=True)
     code = "import sys; from transship.cli.merge import command; command(sys.argv[1:])"
-    return measure([sys.executable, "-c", code, command, f"{recipe}.yaml", *out], folder)
+    return measure([sys.executable, "-c", code, command, f"{recipe}.yaml", *out, *options], folder)
+
+
+def _walls(folder: Path, recipe: str) -> tuple[float, float]:
+    """Return the wall seconds of one thread and of two, the least of three runs each, taken in turn."""
+    runs = [[_ours(folder, "run", recipe, "--jobs", jobs).wall for jobs in "12"] for _ in range(3)]
+    return min(one for one, _ in runs), min(two for _, two in runs)
 
 
 def _theirs(folder: Path, recipe: str) -> Cost:

@@ -1,14 +1,27 @@
-"""`transship merge`: many fine-tunes into one model, by a recipe."""
+"""`transship merge`: many fine-tunes into one model, by a recipe or one after another."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import memory_option, output_options, print_json
+from transship.cli.options import (
+    local_model,
+    memory_option,
+    model_options,
+    output_options,
+    print_json,
+    seed_option,
+)
+
+if TYPE_CHECKING:
+    from transship.verbs.merge.fusion.engine import Fusion
 
 RECIPE = click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
+OUT = click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 PICKLE = click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too (weights only).")
 
 
@@ -38,6 +51,9 @@ def plan_command(recipe: Path, as_json: bool, allow_pickle: bool) -> None:
 @click.option(
     "--seed", type=int, default=None, help="Fixes the random methods; the recipe's seed by default."
 )
+@click.option(
+    "--jobs", type=int, default=1, show_default=True, help="Threads that make tensors; same result for any."
+)
 @memory_option
 @PICKLE
 @output_options
@@ -45,6 +61,7 @@ def run_command(
     recipe: Path,
     out: Path,
     seed: int | None,
+    jobs: int,
     memory: str | None,
     allow_pickle: bool,
     as_json: bool,
@@ -60,16 +77,221 @@ def run_command(
     from transship.verbs.merge.run import merge
 
     merged = merge(recipe, seed=seed, allow_pickle=allow_pickle)
-    if memory is not None:
-        merged.check_memory(parse_bytes(memory))
+    limit = None if memory is None else parse_bytes(memory)
+    merged.threads(jobs, limit)
     if not as_json:
         click.echo(merged.plan.text(), err=True)
     progress = Progress("merge", merged.tensors, unit="tensors")
-    merged.save(out, force=force, progress=lambda done, _, name: progress(done, name))
+    merged.save(
+        out,
+        force=force,
+        jobs=jobs,
+        memory=limit,
+        progress=lambda done, _, name: progress(done, name),
+        learning=_learning(),
+    )
     progress(merged.tensors)
     if report is not None:
         merged.report(report, force=force)
     if as_json:
-        print_json(merged.plan.as_dict() | {"folder": str(out)})
+        print_json(merged.plan.as_dict() | merged.learnt() | {"folder": str(out)})
     else:
+        for name, values in merged.learnt().items():
+            click.echo(f"{name:9} {values}", err=True)
         click.echo(str(out))
+
+
+def _learning() -> Callable[[int, int, str], None]:
+    """Return a progress line for models that run on data, which begins when they do."""
+    from transship.progress import Progress
+
+    lines: list[Progress] = []
+
+    def watch(done: int, total: int, what: str) -> None:
+        if not lines:
+            lines.append(Progress("learn", total))
+        lines[0](done, what)
+
+    return watch
+
+
+def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say how models are opened and run."""
+    function = click.option("--device", default="cpu", show_default=True, help="Where models run.")(function)
+    return model_options(function)
+
+
+@command.command(
+    "start", epilog="Example: transship merge start merged --base all-MiniLM-L6-v2 --keep-inputs 500"
+)
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--base", required=True, help="The model that all fine-tunes were made from.")
+@click.option(
+    "--method",
+    default="auto",
+    show_default=True,
+    help="How models join; see `transship methods merge`. auto: opcm with kept inputs, average without.",
+)
+@click.option(
+    "-o", "--option", nargs=2, multiple=True, metavar="NAME VALUE", help="A parameter of the method."
+)
+@click.option(
+    "--heads",
+    multiple=True,
+    default=("auto",),
+    show_default=True,
+    help="own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are compared, the first "
+    "is saved. auto: carried with kept inputs, carried-once without.",
+)
+@click.option(
+    "--head-option", nargs=2, multiple=True, metavar="NAME VALUE", help="A setting of how heads are fitted."
+)
+@click.option(
+    "--keep-inputs",
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="How many inputs of each task may be kept in OUT; heads stay fresh with some.",
+)
+@click.option("--strength", default="1", show_default=True, help="A number, norm or validation.")
+@click.option("--batch-size", default=64, show_default=True, help="Inputs per forward pass.")
+@seed_option
+@_model_choices
+@click.option("--force", is_flag=True, help="Replace what is already there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def start_command(out: Path, base: str, **given: Any) -> None:
+    """Start a fusion in the folder OUT: fine-tunes of one base will join it one after another."""
+    from transship.checkpoints import check_target
+    from transship.verbs.merge.fusion import Fusion
+
+    check_target(out, force=given["force"])
+    fusion = Fusion(
+        local_model(base),
+        given["method"],
+        options=dict(given["option"]),
+        heads=given["heads"],
+        head_options=dict(given["head_option"]),
+        keep_inputs=given["keep_inputs"],
+        strength=given["strength"],
+        seed=given["seed"],
+        batch_size=given["batch_size"],
+        device=given["device"],
+        trust_remote_code=given["trust_remote_code"],
+        allow_pickle=given["allow_pickle"],
+    )
+    fusion.save(out, force=given["force"])
+    _show_status(out, given["as_json"])
+
+
+@command.command("add", epilog="Example: transship merge add merged tuned-trec --data trec.parquet")
+@OUT
+@click.argument("tuned")
+@click.option("--data", default=None, help="Inputs of the task; test rows in it are only measured on.")
+@click.option("--column", default=None, help="The column of DATA that holds the inputs.")
+@click.option("--label", default=None, help="The column of DATA that holds the labels.")
+@click.option("--test", default=None, help="Other data to measure on.")
+@click.option("--name", default=None, help="What the task is called; the folder's name by default.")
+@click.option("--inputs", default=1000, show_default=True, help="At most so many inputs are read.")
+@click.option(
+    "--test-rows", default=1000, show_default=True, help="At most so many test rows are measured on."
+)
+@_model_choices
+@output_options
+def add_command(out: Path, tuned: str, **given: Any) -> None:
+    """Let the fine-tune TUNED (a folder, a hub id or an adapter) join the fusion in OUT.
+
+    A killed run leaves OUT as it was, and the same command can be run again.
+    """
+    columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
+
+    def work(fusion: Fusion) -> None:
+        from transship.data import load
+
+        data = None if given["data"] is None else load(given["data"], **columns)
+        test = None if given["test"] is None else load(given["test"], **columns)
+        reopen, rows = None, given["test_rows"]
+        if test is not None:
+            reopen = {"test": {"reference": _full(given["test"]), "rows": rows, **columns}}
+        elif data is not None and data.splits is not None:
+            reopen = {"test": {"reference": _full(given["data"]), "split": "test", "rows": rows, **columns}}
+        fusion.add(
+            local_model(tuned),
+            data,
+            test=test,
+            name=given["name"],
+            inputs=given["inputs"],
+            test_rows=rows,
+            reopen=reopen,
+        )
+
+    _change(out, given, work)
+
+
+@command.command("remove", epilog="Example: transship merge remove merged tuned-trec")
+@OUT
+@click.argument("tuned")
+@click.option("--data", default=None, help="The same data as when it was added, where the method reads any.")
+@click.option("--column", default=None, help="The column of DATA that holds the inputs.")
+@click.option("--label", default=None, help="The column of DATA that holds the labels.")
+@_model_choices
+@output_options
+def remove_command(out: Path, tuned: str, **given: Any) -> None:
+    """Take the fine-tune TUNED out of the fusion in OUT again, as if it had never joined.
+
+    Only where the method's state is a sum over models: average, task-arithmetic, regmean, fisher.
+    """
+    columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
+
+    def work(fusion: Fusion) -> None:
+        from transship.data import load
+
+        fusion.remove(local_model(tuned), None if given["data"] is None else load(given["data"], **columns))
+
+    _change(out, given, work)
+
+
+@command.command("status", epilog="Example: transship merge status merged")
+@OUT
+@output_options
+def status_command(out: Path, as_json: bool, report: Path | None, force: bool) -> None:
+    """Show what is in the fusion in OUT: tasks, accuracies, and the bytes that it keeps."""
+    if report is not None:
+        from transship.verbs.merge.fusion import Fusion
+
+        Fusion.load(out).report(report, force=force)
+    _show_status(out, as_json)
+
+
+def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> None:
+    from transship.checkpoints import check_target
+    from transship.verbs.merge.fusion import Fusion
+    from transship.verbs.merge.fusion.lock import held
+    from transship.verbs.merge.fusion.state import read_about
+
+    read_about(out)
+    if given["report"] is not None:
+        check_target(given["report"], force=given["force"])
+    opening = {name: given[name] for name in ("device", "trust_remote_code", "allow_pickle")}
+    with held(out):
+        fusion = Fusion.load(out, **opening)
+        work(fusion)
+        fusion.save(out, force=True)
+    if given["report"] is not None:
+        fusion.report(given["report"], force=given["force"])
+    _show_status(out, given["as_json"])
+
+
+def _show_status(out: Path, as_json: bool) -> None:
+    from transship.verbs.merge.fusion.status import status, status_lines
+
+    found = status(out)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo("\n".join(status_lines(found)))
+
+
+def _full(reference: str) -> str:
+    """Return a file's full path; names of data folders and hub ids as they are."""
+    path = Path(reference).expanduser()
+    return str(path.resolve()) if path.exists() else reference

@@ -14,9 +14,10 @@ from transship.checkpoints import Adapter, find_dtype
 from transship.errors import OptionError
 from transship.numerics import format_bytes
 from transship.registry import method_class
+from transship.verbs.merge.methods._learned import LearnedMethod
 from transship.verbs.merge.methods._protocol import CHUNK, RecipeMethod
 from transship.verbs.merge.recipe.adapters import AdapterMerge, merge_adapters
-from transship.verbs.merge.recipe.check import check_models, wants_task_heads
+from transship.verbs.merge.recipe.check import check_data, check_models, check_runs, wants_task_heads
 from transship.verbs.merge.recipe.compute import Execution, MadeModel
 from transship.verbs.merge.recipe.configs import output_config
 from transship.verbs.merge.recipe.layout import Layout, find_layout
@@ -29,6 +30,7 @@ from transship.verbs.merge.recipe.vocabulary import Vocabulary, build_vocabulary
 
 RecipeLike = str | Path | Mapping[str, Any]
 _PROCESS = 45_000_000  # bytes of an interpreter with numpy and the parts in work
+_TORCH = 400_000_000  # bytes more where models run
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,34 @@ class MergePlan:
 
     @property
     def peak_memory(self) -> int:
-        """Return the most anonymous memory that the work takes, estimated from above."""
+        """Return the most anonymous memory that the work takes with one thread, estimated from above."""
+        return self.memory_of(1)
+
+    def memory_of(self, jobs: int) -> int:
+        """Return the most anonymous memory that `jobs` threads take, finished tensors not counted."""
         whole = max(
             (4 * _elements(step) * step.method.whole for step in self.steps if step.method), default=0
         )
         kept = sum(max((4 * _elements(step) for step in plan.steps), default=0) for plan in self.inner)
         widest = max((len(step.origins) for step in self.steps), default=1)
-        return (
-            _PROCESS
-            + whole
-            + kept
-            + widest * 4 * 4 * CHUNK
-            + sum(plan.peak_memory - _PROCESS for plan in self.inner)
-        )
+        inner = sum(plan.peak_memory - _PROCESS for plan in self.inner)
+        return _PROCESS + self._learning + jobs * (whole + kept + widest * 4 * 4 * CHUNK + inner)
+
+    @property
+    def _learning(self) -> int:
+        """Return the memory of whole models that run before anything is written, without activations."""
+        method = next((step.method for step in self.steps if step.method is not None), None)
+        copies = method.copies if isinstance(method, LearnedMethod) else (2.0, 1.0)
+        if self.recipe.weights is None and not isinstance(method, LearnedMethod):
+            return 0
+        models = max(len(step.inputs) for step in self.steps)
+        elements = sum(_elements(step) for step in self.steps)
+        return _TORCH + int(4 * elements * (copies[0] + models * copies[1]))
+
+    @property
+    def largest_output(self) -> int:
+        """Return the bytes of the output's largest tensor."""
+        return max((_elements(step) * find_dtype(step.dtype).itemsize for step in self.steps), default=0)
 
     def _every_step(self) -> list[Step]:
         return [*self.steps, *(step for steps in self.outcome.heads.values() for step in steps)]
@@ -117,6 +134,7 @@ class MergePlan:
             "heads": {
                 str(ref): [_describe(step) for step in steps] for ref, steps in self.outcome.heads.items()
             },
+            "data": {str(ref): rule.path for ref in self.models if (rule := self.recipe.data_of(ref))},
             "copied": self.outcome.copied,
             "dropped": self.outcome.dropped,
             "vocabulary": _words(self.vocabulary),
@@ -137,6 +155,9 @@ class MergePlan:
             f"writes    {format_bytes(self.bytes_written)}",
             f"memory    at most {format_bytes(self.peak_memory)}",
         ]
+        for reference in self.models:
+            if (rule := self.recipe.data_of(reference)) is not None:
+                lines.append(f"data      {reference}: {rule.path}")
         for reference, steps in self.outcome.heads.items():
             lines.append(f"head      {reference}: {', '.join(step.name for step in steps)}")
         lines += [f"copied    {note}" for note in _some(self.outcome.copied)]
@@ -202,6 +223,12 @@ class Planner:
             source.model for module in recipe.modules for part in module.slices for source in part.sources
         ]
         if all(isinstance(opened[reference], Adapter) for reference in listed):
+            if recipe.weights is not None or any(recipe.data_of(reference) for reference in listed):
+                raise OptionError(
+                    "adapters alone cannot be run on data",
+                    where=recipe.path,
+                    fix="write base+adapter for each, with base_model:",
+                )
             adapters = {ref: cast(Adapter, opened[ref]) for ref in listed}
             return merge_adapters(recipe, adapters, self._allow_pickle)
         for reference, model in opened.items():
@@ -256,6 +283,7 @@ def _made(recipe: Recipe, reference: ModelReference, inner: MergePlan | AdapterM
 def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> MergePlan:
     kind = cast(type[RecipeMethod], method_class("merge", recipe.method.replace("_", "-")))
     check_scopes(recipe, kind)
+    check_data(recipe, kind)
     donor = opened[recipe.donor]
     models = {reference: align(model, donor) for reference, model in opened.items()}
     layouts = {
@@ -265,6 +293,7 @@ def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> Merg
     layout = layouts[recipe.donor]
     depths = {ref: {stack.module: stack.layers for stack in found.stacks} for ref, found in layouts.items()}
     check_models(recipe, models)
+    check_runs(recipe, kind, models)
     spans = find_spans(recipe, kind, layout, depths)
     vocabulary = build_vocabulary(recipe, models)
     per_task = wants_task_heads(recipe, models, spans)

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.errors import OptionError
-from transship.registry import build_method, method_class
+from transship.registry import build_method
 from transship.verbs.merge.methods import _protocol
-from transship.verbs.merge.methods._protocol import Operands, RecipeMethod, recipe_methods
+from transship.verbs.merge.methods._protocol import Operands
 
 Make = Callable[..., Operands]
 SHAPE = (7, 12)
@@ -387,44 +387,3 @@ def test_passthrough_copies_or_scales(operands: Make, inputs: Any):
     _, (model, *_) = inputs
     np.testing.assert_array_equal(merged("passthrough", operands([model], scale=[None])), model)
     close(merged("passthrough", operands([model], scale=[0.5])), model / 2)
-
-
-@pytest.mark.parametrize("name", recipe_methods())
-def test_every_method_keeps_the_contract(operands: Make, name: str):
-    """Float32 out, shape kept, inputs untouched, equal models give that model, parts do not matter."""
-    kind = method_class("merge", name.replace("_", "-"))
-    assert issubclass(kind, RecipeMethod)
-    base = gaussian(*SHAPE, seed=0)
-    count = max(kind.least, min(2, kind.most or 2))
-    models = [base + 0.1 * gaussian(*SHAPE, seed=5) for _ in range(count)]
-    values = {field: getattr(kind(), field) for field in kind.per_model}
-    if "weight" in values:
-        values["weight"] = 1.0 if kind.base != "required" else 1.0 / count
-    given = operands(models, base if kind.base != "input" else None, **values)
-    before = [model.copy() for model in models]
-    fields = {"t": 1.0} if "t" in kind.__dataclass_fields__ else {}
-    found = merged(name.replace("_", "-"), given, **fields)
-    assert found.dtype == np.float32
-    for model, copy in zip(models, before, strict=True):
-        np.testing.assert_array_equal(model, copy)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_protocol, "CHUNK", 24)
-        np.testing.assert_allclose(
-            merged(name.replace("_", "-"), given, **fields), found, rtol=1e-5, atol=1e-6
-        )
-    if name not in ("arcee_fusion", "ram", "ramplus_tl"):  # these keep a part of the base by design, or sum
-        np.testing.assert_allclose(found, models[0], atol=2e-5)
-
-
-WITH_BASE = [
-    name for name in recipe_methods() if method_class("merge", name.replace("_", "-")).base == "required"
-]
-
-
-@pytest.mark.parametrize("name", WITH_BASE)
-def test_a_model_equal_to_the_base_changes_nothing(operands: Make, name: str):
-    kind = method_class("merge", name.replace("_", "-"))
-    base = gaussian(*SHAPE, seed=0)
-    values = {field: getattr(kind(), field) for field in kind.per_model}
-    given = operands([base] * kind.least, base, **values)
-    np.testing.assert_allclose(merged(name.replace("_", "-"), given), base, atol=1e-6)

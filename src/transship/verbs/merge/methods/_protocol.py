@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from transship.numerics import chunks, derive_seed
-from transship.registry import Method
+from transship.registry import Method, method_class, method_names
 
 Floats = npt.NDArray[np.float32]
 # (start, stop) of the flattened tensor → its float32 elements, valid until the reader is called again
@@ -147,17 +147,20 @@ class RecipeMethod(Method):
         return None
 
 
-def recipe_methods() -> tuple[str, ...]:
-    """Return the names that `merge_method` can have, with underscores, without importing the methods.
+@functools.cache
+def recipe_method(name: str) -> type[RecipeMethod] | None:
+    """Return the method that `merge_method: name` means, None where there is none; imports that one alone.
 
-    A method that needs data lives beside these and says so in its first lines, so that no import tells them
-    apart.
+    Recipes write words with underscores or hyphens, and `regmean++` for `regmean_plus_plus`.
     """
-    folder = Path(__file__).parent
-    return tuple(
-        sorted(
-            file.stem
-            for file in folder.glob("[a-z]*.py")
-            if "RecipeMethod)" in file.read_text(encoding="utf-8")
-        )
-    )
+    plain = name.replace("++", "-plus-plus").replace("_", "-")
+    if plain not in method_names("merge"):
+        return None
+    kind = method_class("merge", plain)
+    return kind if issubclass(kind, RecipeMethod) else None
+
+
+def recipe_methods() -> tuple[str, ...]:
+    """Return the names that `merge_method` can have, as recipes write them; imports every method."""
+    names = [name for name in method_names("merge") if recipe_method(name) is not None]
+    return tuple(name.replace("-plus-plus", "++").replace("-", "_") for name in names)

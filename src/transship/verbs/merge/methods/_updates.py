@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from transship.verbs.merge.methods._protocol import Floats, Operands
-from transship.verbs.merge.methods._sparsify import Sparsifier
+from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.methods._sparsify import Sparsifier, keep_all
 
 
 def elected_sum(parts: Sequence[Floats], weights: Sequence[float]) -> tuple[Floats, Floats]:
@@ -92,3 +94,45 @@ def merge_updates(
             operands.round(mixed)
         mixed += origin
         yield operands.round(mixed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateMethod(RecipeMethod):
+    """Add updates, pruned or not, to the base: what a method of this family says is which entries it keeps.
+
+    Attributes:
+        weight: the factor of each model's update.
+        density: the share of each update's entries that is kept.
+        normalize: divide by the weights of what was summed.
+        scale: the factor of the joint update (`lambda` in recipes).
+        rescale: enlarge what is kept so that the L1 norm is as before.
+        int8_mask: accepted for recipes that set it; it changes nothing here.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("weight",)
+    per_model: ClassVar[tuple[str, ...]] = ("weight", "density")
+    spelling: ClassVar[dict[str, str]] = {"scale": "lambda"}
+    elect: ClassVar[bool] = False
+    rows: ClassVar[bool] = False
+
+    weight: float = 1.0
+    density: float = 1.0
+    normalize: bool = False
+    scale: float = 1.0
+    rescale: bool = False
+    int8_mask: bool = False
+
+    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
+        """Return what prunes the update of each model."""
+        return [keep_all] * len(operands.models)
+
+    def merge(self, operands: Operands) -> Iterator[Floats]:
+        """Yield the merged tensor."""
+        return merge_updates(
+            operands,
+            self.sparsifiers(operands),
+            elect=self.elect,
+            normalize=self.normalize,
+            scale=self.scale,
+            rows=self.rows,
+        )

@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from transship.errors import OptionError
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod, Survey
+from transship.verbs.merge.methods._protocol import Operands, Survey
 from transship.verbs.merge.methods._selection import kth_in_model
 from transship.verbs.merge.methods._sparsify import Largest, Sparsifier, by_magnitude, matching_norm
-from transship.verbs.merge.methods._updates import merge_updates
+from transship.verbs.merge.methods._updates import UpdateMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ties(RecipeMethod):
+class Ties(UpdateMethod):
     """Keep the largest entries of each update, elect a sign for each entry, and average those that agree.
 
     Yadav et al., "TIES-Merging: Resolving Interference When Merging Models", Algorithm 1. Recipes trim each
     tensor by itself, as mergekit does; the paper trims over the whole model (`trim: global`).
 
     Attributes:
-        weight: the factor of each model's update.
-        density: the share of each update's entries that is kept.
         trim: `tensor` keeps the share of each tensor, exactly, of equal magnitudes the lower index; `global`
             keeps it of the whole model and, as the paper's code, every entry at the threshold.
-        normalize: divide by the weights of what was summed.
-        scale: the factor of the joint update (`lambda` in recipes).
-        rescale: enlarge what is kept so that the L1 norm is as before.
-        int8_mask: accepted for recipes that set it; it changes nothing here.
     """
 
     paper: ClassVar[str] = "Yadav et al., 2023"
-    required: ClassVar[tuple[str, ...]] = ("weight",)
-    per_model: ClassVar[tuple[str, ...]] = ("weight", "density")
-    spelling: ClassVar[dict[str, str]] = {"scale": "lambda"}
     parity: ClassVar[bool] = True
     whole: ClassVar[int] = 1
+    elect: ClassVar[bool] = True
 
-    weight: float = 1.0
-    density: float = 1.0
     trim: Literal["tensor", "global"] = "tensor"
     normalize: bool = True
-    scale: float = 1.0
-    rescale: bool = False
-    int8_mask: bool = False
-
-    def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
-        return merge_updates(
-            operands, self._trimmed(operands), elect=True, normalize=self.normalize, scale=self.scale
-        )
 
     @property
     def wants_survey(self) -> bool:
@@ -62,7 +43,8 @@ class Ties(RecipeMethod):
         densities = _densities(tensors)
         return [kth_in_model(tensors, index, density) for index, density in enumerate(densities)]
 
-    def _trimmed(self, operands: Operands) -> list[Sparsifier]:
+    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
+        """Return what trims each update."""
         found: list[Sparsifier] = []
         for index, density in enumerate(operands.number("density")):
             if self.trim == "global":

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transship.errors import CheckpointError, TransshipWarning
+from transship.errors import CheckpointError, OptionError, TransshipWarning
+from transship.verbs.merge.methods._learned import LearnedMethod
+from transship.verbs.merge.methods._protocol import RecipeMethod
 from transship.verbs.merge.recipe.layout import is_head
-from transship.verbs.merge.recipe.models import Aligned
+from transship.verbs.merge.recipe.models import Aligned, StoredModel
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe
 from transship.verbs.merge.recipe.slices import Span
@@ -40,6 +42,62 @@ def check_models(recipe: Recipe, models: Mapping[ModelReference, Aligned]) -> No
             )
     if recipe.tokenizer is None:
         _check_words(recipe, models)
+
+
+def check_data(recipe: Recipe, kind: type[RecipeMethod]) -> None:
+    """Refuse a method that runs models without data for each, and data that nobody would read."""
+    sources = [source for module in recipe.modules for part in module.slices for source in part.sources]
+    learns, searches = issubclass(kind, LearnedMethod), recipe.weights is not None
+    if recipe.weights is not None and (learns or "weight" not in kind.per_model):
+        raise OptionError(
+            f"{recipe.method} has no weights to search for",
+            where=recipe.weights.where,
+            fix="remove weights: auto",
+        )
+    given = [source for source in sources if source.data is not None]
+    if not learns and not searches:
+        if given or recipe.data is not None:
+            rule = given[0].data if given else recipe.data
+            assert rule is not None
+            raise OptionError(
+                f"{recipe.method} reads no data", where=rule.where, fix="remove data:, or set weights: auto"
+            )
+        return
+    what = "weights: auto" if searches else recipe.method
+    if any(not module.whole for module in recipe.modules):
+        raise OptionError(
+            f"{what} runs whole models, and the recipe has slices",
+            where=recipe.path,
+            fix="list them under models:",
+        )
+    if recipe.tokenizer is not None:
+        raise OptionError(
+            f"{what} runs the models as they are, and the recipe changes their words",
+            where=recipe.path,
+            fix="remove the tokenizer rule",
+        )
+    for source in sources:
+        if source.data is None and not (kind.base != "input" and source.model == recipe.base_model):
+            raise OptionError(
+                f"{what} runs {source.model} on inputs of its task, and it has no data",
+                where=source.where,
+                fix="add data: with a file, a name or a hub id beside its model:",
+            )
+
+
+def check_runs(recipe: Recipe, kind: type[RecipeMethod], models: Mapping[ModelReference, Aligned]) -> None:
+    """Refuse models that a method with data cannot run: what another recipe makes, and lone weight files."""
+    if recipe.weights is None and not issubclass(kind, LearnedMethod):
+        return
+    for reference, model in models.items():
+        if reference == recipe.base_model and kind.base != "input":
+            continue
+        if not isinstance(model.model, StoredModel) or model.model.folder is None:
+            raise OptionError(
+                f"{reference} cannot be run, as it is no folder of a model",
+                where=recipe.path,
+                fix="save it first, with its config and tokenizer",
+            )
 
 
 def complain(recipe: Recipe, what: str, where: str, fix: str) -> None:

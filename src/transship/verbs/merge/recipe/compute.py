@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,42 +14,95 @@ import numpy as np
 from transship.checkpoints import TensorInfo, find_dtype, narrow, widen
 from transship.errors import CheckpointError, NumericalError, OptionError
 from transship.numerics import chunks
+from transship.verbs.merge.methods._learned import LearnedMethod, Watch, nobody
 from transship.verbs.merge.methods._protocol import CHUNK, Floats, Operands, Reader
 from transship.verbs.merge.recipe.planar import interleaved, planar_operands
-from transship.verbs.merge.recipe.steps import Origin, Step, promoted
+from transship.verbs.merge.recipe.steps import Origin, Step, promoted, scaled
 
 if TYPE_CHECKING:
+    from transship.verbs.merge.learning.search import Found
     from transship.verbs.merge.plan import MergePlan
 
 
 class Execution:
-    """Makes the tensors of a plan, any of them in any order."""
+    """Makes the tensors of a plan, any of them in any order.
+
+    Attributes:
+        watch: called with (steps done, steps in all, what) while models learn from data.
+    """
 
     def __init__(self, plan: MergePlan) -> None:
         self.plan = plan
         self._survey: Any = None
         self._surveyed = False
+        self._lock = threading.Lock()
+        self.watch: Watch = nobody
 
     def produce(self, step: Step) -> Iterator[Floats | memoryview]:
         """Yield one output tensor in flat parts: float32 values, or its bytes where they are copied."""
-        if step.method is None:
+        method = step.method
+        if method is None:
             return self._copy(step)
+        step = self._weighted(step)
         operands = self.operands(step, self.survey())
         pairs = planar_operands(self.plan, step, operands)
-        return step.method.merge(operands) if pairs is None else interleaved(step.method.merge(pairs))
+        return method.merge(operands) if pairs is None else interleaved(method.merge(pairs))
+
+    def values(self, step: Step) -> Iterator[Floats]:
+        """Yield one merged tensor in flat float32 parts, with the weights that the step has."""
+        if step.method is None:
+            raise ValueError(f"{step.name} is copied")
+        return step.method.merge(self.operands(step, self.survey()))
+
+    @functools.cached_property
+    def searched(self) -> Found | None:
+        """What `weights: auto` found; None where the recipe gives the weights."""
+        if self.plan.recipe.weights is None:
+            return None
+        from transship.verbs.merge.learning.carry_out import search_weights
+
+        return search_weights(self.plan, self.watch)
+
+    def _weighted(self, step: Step) -> Step:
+        return step if self.searched is None else scaled(step, self.searched.factors)
+
+    def prepare(self) -> dict[str, Any]:
+        """Find out now what every tensor waits for, so that mistakes show before anything is written.
+
+        Returns the weights that were searched for, and how far they brought the loss down.
+        """
+        self.survey()
+        if self.searched is None:
+            return {}
+        step = self._weighted(next(step for step in self.plan.steps if step.method is not None))
+        found = {
+            str(one.reference): round(float(weight), 6)
+            for one, weight in zip(step.inputs, step.values["weight"], strict=True)
+        }
+        losses = {"start": self.searched.start, "end": self.searched.loss, "trials": self.searched.trials}
+        return {"weights": found, "search": losses}
 
     def survey(self) -> Any:
         """Return what the method has to know of the whole model, found out once."""
-        if not self._surveyed:
-            wanting = [
-                step for step in self.plan.steps if step.method is not None and step.method.wants_survey
-            ]
-            if wanting:
-                method = wanting[0].method
-                assert method is not None
-                self._survey = method.survey(lambda: (self.operands(step) for step in wanting))
-            self._surveyed = True
+        with self._lock:  # threads that need it wait for the one that finds it out
+            if not self._surveyed:
+                self._survey = self._surveying()
+                self._surveyed = True
         return self._survey
+
+    def _surveying(self) -> Any:
+        wanting = [step for step in self.plan.steps if step.method is not None and step.method.wants_survey]
+        method = wanting[0].method if wanting else None
+        if method is None:
+            return None
+        if isinstance(method, LearnedMethod):
+            return self._learnt()
+        return method.survey(lambda: (self.operands(step) for step in wanting))
+
+    def _learnt(self) -> Any:
+        from transship.verbs.merge.learning.carry_out import learn
+
+        return learn(self.plan, self.watch)
 
     def operands(self, step: Step, survey: Any = None) -> Operands:
         """Return what the method of a step sees."""
@@ -159,7 +213,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class MadeModel:
-    """What another recipe makes, as a model: a tensor is computed when it is read, and one is kept.
+    """What another recipe makes, as a model: a tensor is computed when it is read, and the last is kept.
 
     Attributes:
         label: what the outer recipe calls it.
@@ -198,13 +252,17 @@ class MadeModel:
     def reader(self, name: str) -> Reader:
         """Return the reader of a tensor, rounded as the inner recipe would store it."""
         name = self.tied.get(name, name)
+        values: Floats | None = None  # a reader keeps its own: threads read several tensors at a time
 
         def read(start: int, stop: int) -> Floats:
-            with self._lock:
-                if name not in self._kept:
-                    self._kept.clear()
-                    self._kept[name] = self._compute(name)
-                return self._kept[name][start:stop]
+            nonlocal values
+            if values is None:
+                with self._lock:
+                    if name not in self._kept:
+                        self._kept.clear()
+                        self._kept[name] = self._compute(name)
+                    values = self._kept[name]
+            return values[start:stop]
 
         return read
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from transship.registry import method_class, unknown
-from transship.verbs.merge.methods._protocol import RecipeMethod, recipe_methods
+from transship.verbs.merge.methods._protocol import RecipeMethod, recipe_method, recipe_methods
 from transship.verbs.merge.recipe.document import Block, Items, parse_documents, read_documents
+from transship.verbs.merge.recipe.inputs import DataRule, WeightSearch, read_data, read_search
 from transship.verbs.merge.recipe.parameters import Setting, read_settings
 from transship.verbs.merge.recipe.reference import ModelReference, read_reference
 from transship.verbs.merge.recipe.tokens import TokenizerRule, read_tokenizer
@@ -23,12 +24,13 @@ ARITHMETIC = ("float32", "mergekit")
 
 @dataclass(frozen=True)
 class Source:
-    """One model of a slice: its layers [first, last), or None for all of them, and its own parameters."""
+    """One model of a slice: its layers [first, last), or None for all, its own parameters and its data."""
 
     model: ModelReference
     layers: tuple[int, int] | None
     parameters: dict[str, Setting]
     where: str
+    data: DataRule | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Recipe:
         heads: whether task heads are merged, or kept one for each model.
         lora_rank: the rank of a merged adapter; None to keep the sum of the ranks, which is exact.
         compatibility: whether a model that is no fine-tune of the base stops the merge.
+        data: what holds for the data of all models; None where the recipe has no such rule.
+        weights: how the models' weights are searched for; None where the recipe gives them.
         name: what other documents of the same file call the output.
         path: the file.
         text: the recipe as written, for the model card.
@@ -89,6 +93,8 @@ class Recipe:
     heads: str = "auto"
     lora_rank: int | None = None
     compatibility: str = "error"
+    data: DataRule | None = None
+    weights: WeightSearch | None = None
     name: str | None = None
     path: str = "recipe"
     text: str = ""
@@ -102,6 +108,15 @@ class Recipe:
         tokens = self.tokenizer.models() if self.tokenizer else ()
         every = [*listed, *bases, *([self.base_model] if self.base_model else []), *tokens]
         return tuple(dict.fromkeys(every))
+
+    def data_of(self, reference: ModelReference) -> DataRule | None:
+        """Return the data of one model, with the recipe's defaults; None where it has none."""
+        for module in self.modules:
+            for part in module.slices:
+                for source in part.sources:
+                    if source.model == reference and source.data is not None:
+                        return source.data.over(self.data)
+        return None
 
     @property
     def donor(self) -> ModelReference:
@@ -128,6 +143,8 @@ KEYS = (
     "heads",
     "lora_rank",
     "compatibility",
+    "data",
+    "weights",
 )
 
 
@@ -182,6 +199,8 @@ def read_recipe(block: Block, text: str = "") -> Recipe:
         heads=_choice(block, "heads", HEADS),
         lora_rank=_integer(block, "lora_rank"),
         compatibility=_choice(block, "compatibility", COMPATIBILITY),
+        data=read_data(block, path=False),
+        weights=read_search(block),
         name=_text(block, "name"),
         path=block.path,
         text=text,
@@ -194,10 +213,9 @@ def _method(block: Block) -> str:
     if "merge_method" not in block:
         raise block.error("the recipe has no merge_method", "add merge_method: linear, or another")
     name = str(block["merge_method"])
-    known = recipe_methods()
-    if name.replace("_", "-") not in [entry.replace("_", "-") for entry in known]:
-        raise unknown(name, known, kind="merge_method", where=block.where("merge_method"))
-    return name.replace("-", "_")
+    if recipe_method(name) is None:
+        raise unknown(name, recipe_methods(), kind="merge_method", where=block.where("merge_method"))
+    return name.replace("++", "_plus_plus").replace("-", "_")
 
 
 def _check_parameters(recipe: Recipe) -> None:
@@ -262,13 +280,14 @@ def _slice(block: Block) -> Slice:
 
 
 def _source(block: Block, ranged: bool) -> Source:
-    block.expect(("model", "parameters", *(("layer_range",) if ranged else ())), "a model entry")
+    block.expect(("model", "parameters", "layer_range" if ranged else "data"), "a model entry")
     if block.get("model") is None:
         raise block.error("the entry names no model", "add model: path")
     layers = None
     if ranged:
         layers = _layer_range(block)
-    return Source(read_reference(block, "model"), layers, read_settings(block), block.where())
+    data = None if ranged else read_data(block)
+    return Source(read_reference(block, "model"), layers, read_settings(block), block.where(), data)
 
 
 def _layer_range(block: Block) -> tuple[int, int]:

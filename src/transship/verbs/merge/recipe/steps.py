@@ -266,6 +266,8 @@ class StepBuilder:
             for one, own in zip(inputs, span.own_parameters, strict=True):
                 tensor = self.models[one.reference].names[one.tensor]
                 value = resolve((own, *outer), spelt, tensor, position)
+                if value is None and field == "weight" and self.recipe.weights is not None:
+                    value = 1.0 / len(inputs)  # where the search starts
                 if value is None and field in self.kind.required:
                     raise self._missing(spelt, name, one.reference)
                 default = default_of(self.kind, field)
@@ -342,6 +344,14 @@ def _in_layers(name: str, prefixes: set[str]) -> bool:
     )
 
 
+def scaled(step: Step, factors: Sequence[float]) -> Step:
+    """Return the step with each model's weight times its factor."""
+    weights = tuple(
+        float(weight) * factor for weight, factor in zip(step.values["weight"], factors, strict=True)
+    )
+    return dataclasses.replace(step, values={**step.values, "weight": weights})
+
+
 def merged_steps(outcome: Outcome) -> Iterator[Step]:
     """Yield the steps that have a method."""
     return (step for step in outcome.steps if step.method is not None)
@@ -355,4 +365,5 @@ __all__ = [
     "check_scopes",
     "merged_steps",
     "promoted",
+    "scaled",
 ]

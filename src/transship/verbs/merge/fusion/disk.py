@@ -1,0 +1,277 @@
+"""A base on disk, the fine-tunes that it admits, and saved tasks: modules without weights of their own.
+
+A task's module is built on the meta device; its backbone's parameters and buffers are the base's own tensors,
+and only its head has memory. It runs with any backbone through `functional_call`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transship.activations import FunctionalModel, LoadedModel, Readout, load_model, parameter_names
+from transship.activations.loading import has_head
+from transship.activations.skeleton import skeleton
+from transship.checkpoints import Adapter, Checkpoint, Update, check_finite
+from transship.checkpoints import open as open_checkpoint
+from transship.checkpoints.names import translation
+from transship.errors import CheckpointError
+from transship.verbs.merge.fusion.heads import LinearHead
+from transship.verbs.merge.fusion.origin import Arrival, Origin
+from transship.verbs.merge.fusion.protocol import Vector
+from transship.verbs.merge.fusion.tasks import TaskModel
+
+_SPEAKING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True, eq=False)
+class TaskFiles:
+    """What a task's model folder holds beside the backbone.
+
+    Attributes:
+        checkpoint: where config, tokenizer and other files come from.
+        backbone: backbone tensor → its name in that checkpoint.
+        head: all other floating-point tensors, by their names there.
+        dtypes: in which each of them is stored.
+        linear: names, among them, of the last Linear's weight and bias.
+    """
+
+    checkpoint: Checkpoint
+    backbone: Mapping[str, str]
+    head: Mapping[str, Tensor]
+    dtypes: Mapping[str, str]
+    linear: tuple[str, str | None] | None
+
+
+class CheckpointOrigin(Origin):
+    """A base in a folder or on the hub.
+
+    A language model keeps its head in the backbone: all its fine-tunes speak the same vocabulary. Any other
+    base is read without a head.
+    """
+
+    def __init__(
+        self, base: Any, *, device: str = "cpu", trust_remote_code: bool = False, allow_pickle: bool = False
+    ) -> None:
+        self.opening: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        self.allow_pickle, self.device = allow_pickle, device
+        self.checkpoint = self._open(base)
+        self.name = self.checkpoint.name
+        if isinstance(self.checkpoint, Adapter):
+            raise CheckpointError(
+                "it is an adapter, not a model", where=self.name, fix="give the adapter's base model"
+            )
+        self.loaded = load_model(
+            self.checkpoint,
+            head=_speaks(self.checkpoint.config),
+            device=device,
+            name=self.name,
+            **self.opening,
+        )
+        self.model = FunctionalModel(self.loaded)
+
+    @property
+    def weights(self) -> Vector:
+        """The base's float parameters."""
+        return self.model.parameters
+
+    def fingerprint(self) -> str:
+        """Return the checkpoint's hash."""
+        return self.checkpoint.fingerprint()
+
+    def admit(self, tuned: Any, name: str) -> Arrival:
+        """Return a fine-tune or an adapter as an update of this base."""
+        checkpoint = self._open(tuned)
+        if isinstance(checkpoint, Adapter):
+            return self._admit_adapter(checkpoint, name)
+        self._check_shapes(checkpoint)
+        check_finite(checkpoint)
+        loaded = load_model(
+            checkpoint,
+            head=has_head(checkpoint.config),
+            device=self.device,
+            name=checkpoint.name,
+            **self.opening,
+        )
+        found = dict(loaded.model.named_parameters())
+        meant = translation(list(self.weights), list(found))
+        update = self._update({one: found[other] for one, other in meant.items()}, checkpoint.name)
+        self.names = self.names or tuple(update)
+        names = {one: meant[one] for one in self.names}
+        files = _files(loaded, checkpoint, names)
+        model = self._task_model(name, loaded, names)
+        return Arrival(
+            checkpoint.name,
+            checkpoint.fingerprint(),
+            update,
+            model,
+            Readout(model.model.loaded).label_names if model.head is not None else (),
+            files if files.head else None,
+        )
+
+    def restore(self, name: str, folder: Path, own: LinearHead | None) -> TaskModel:
+        """Return the model of a task that was saved; `folder` holds its config and head."""
+        checkpoint = self._open(folder)
+        module = skeleton(checkpoint)
+        loaded = LoadedModel(name, module, getattr(module, "config", None), device=self.loaded.device)
+        names = {
+            one: other
+            for one, other in translation(
+                list(self.weights), [name for name, _ in module.named_parameters()]
+            ).items()
+            if one in set(self.names)
+        }
+        stored = parameter_names(loaded, checkpoint)
+        parameters = {
+            other: checkpoint.tensor(stored[other]).float()
+            for other, _ in module.named_parameters()
+            if other not in set(names.values())
+        }
+        self._share(module, names)
+        for other, tensor in parameters.items():
+            _place(module, other, nn.Parameter(tensor.to(self.loaded.device), requires_grad=False))
+        if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+            # the head has buffers of its own, which only its class can make
+            loaded = load_model(checkpoint, head=True, device=self.device, name=name, **self.opening)
+            self._share(loaded.model, names)
+        self._lend_readers(loaded, folder)
+        return TaskModel(name, FunctionalModel(loaded), names, own)
+
+    def files(self, folder: Path) -> TaskFiles:
+        """Return what a saved task's folder holds."""
+        checkpoint = self._open(folder)
+        module = skeleton(checkpoint)
+        names = translation(list(self.weights), [name for name, _ in module.named_parameters()])
+        loaded = LoadedModel(str(folder), module, getattr(module, "config", None))
+        return _files(loaded, checkpoint, {one: names[one] for one in self.names})
+
+    def _check_shapes(self, tuned: Checkpoint) -> None:
+        """Refuse a tensor of another shape by the files' headers, before anything is read."""
+        backbone = set(parameter_names(self.loaded, self.checkpoint).values())
+        for one, other in translation(list(self.checkpoint.tensors), [*tuned.tensors, *tuned.tied]).items():
+            shapes = self.checkpoint.info(one).shape, tuned.info(other).shape
+            if one in backbone and shapes[0] != shapes[1]:
+                raise CheckpointError(
+                    f"'{other}' has shape {list(shapes[1])}, and {list(shapes[0])} in {self.name}",
+                    where=tuned.name,
+                    fix="give a fine-tune of that base",
+                )
+
+    def _open(self, reference: Any) -> Checkpoint:
+        if isinstance(reference, Checkpoint):
+            return reference
+        return open_checkpoint(reference, allow_pickle=self.allow_pickle, **self.opening)
+
+    def _task_model(self, name: str, loaded: LoadedModel, names: Mapping[str, str]) -> TaskModel:
+        model = FunctionalModel(loaded)
+        head = None
+        if model.per_input and model.readout.head is not None:
+            linear = loaded.model.get_submodule(model.readout.head.path)
+            if isinstance(linear, nn.Linear):
+                bias = linear.bias
+                head = LinearHead(
+                    linear.weight.detach().float(), None if bias is None else bias.detach().float()
+                )
+        self._share(loaded.model, names)
+        return TaskModel(name, FunctionalModel(loaded), names, head)
+
+    def _share(self, module: nn.Module, names: Mapping[str, str]) -> None:
+        """Put the base's own tensors in the place of a task's backbone; aliases and buffers too."""
+        own = dict(self.loaded.model.named_parameters(remove_duplicate=False))
+        theirs = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        shared = {other: own[one] for one, other in translation(list(own), theirs).items()}
+        wanted = set(names.values())
+        ties = {id(own[one]) for one in names}
+        for other, tensor in shared.items():
+            if other in wanted or id(tensor) in ties:
+                _place(module, other, tensor)
+        buffers = dict(self.loaded.model.named_buffers())
+        empty = [name for name, tensor in module.named_buffers() if tensor.is_meta]
+        for one, other in translation(list(buffers), empty).items():
+            _place(module, other, buffers[one])
+
+    def _lend_readers(self, loaded: LoadedModel, folder: Path) -> None:
+        """Give a restored task its tokenizer or image processor: the base's, where the files are the same."""
+        base = self.loaded
+        loaded.max_length, loaded.folder = base.max_length, folder
+        if _same_readers(folder, self.checkpoint.folder):
+            loaded.tokenizer, loaded.image_processor = base.tokenizer, base.image_processor
+            return
+        from transship.activations.loading import preprocessors
+
+        loaded.tokenizer, loaded.image_processor = preprocessors(str(folder), {"local_files_only": True})
+
+    def _admit_adapter(self, adapter: Adapter, name: str) -> Arrival:
+        change = Update.from_adapter(adapter, self.checkpoint)
+        if change.added:
+            raise CheckpointError(
+                "the adapter brings a head of its own",
+                where=adapter.name,
+                fix="merge it into its base first (peft: merge_and_unload), and give that model",
+            )
+        stored = parameter_names(self.loaded, self.checkpoint)
+        tuned = {}
+        for one, tensor in self.weights.items():
+            other = stored.get(one)
+            if other is not None and other in change:
+                tuned[one] = tensor + torch.from_numpy(change.dense(other)).view(tensor.shape)
+            else:
+                tuned[one] = tensor
+        update = self._update(tuned, adapter.name)
+        self.names = self.names or tuple(update)
+        model = TaskModel(name, self.model, {one: one for one in self.names}, None)
+        return Arrival(adapter.name, adapter.fingerprint(), update, model)
+
+
+def _files(loaded: LoadedModel, checkpoint: Checkpoint, names: Mapping[str, str]) -> TaskFiles:
+    """Return what a task's folder holds beside the backbone; call it while the module has its own weights."""
+    stored = parameter_names(loaded, checkpoint)
+    backbone = {one: stored[other] for one, other in names.items() if other in stored}
+    inside = set(backbone.values())
+    head = {
+        name: checkpoint.tensor(name).clone()
+        for name, info in checkpoint.tensors.items()
+        if name not in inside and info.floating
+    }
+    readout = Readout(loaded)
+    linear = None
+    if readout.head is not None and readout.task in ("classes", "values") and readout.head.weight in stored:
+        bias = readout.head.bias
+        linear = (stored[readout.head.weight], stored.get(bias) if bias is not None else None)
+    dtypes = {name: checkpoint.info(name).dtype for name in head}
+    return TaskFiles(checkpoint, backbone, head, dtypes, linear)
+
+
+def _place(module: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if leaf in owner._parameters:
+        owner._parameters[leaf] = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor)
+    else:
+        owner._buffers[leaf] = tensor
+
+
+def _speaks(config: Mapping[str, Any]) -> bool:
+    return str((config.get("architectures") or [""])[0]).endswith(_SPEAKING)
+
+
+_READERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "spiece.model",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+)
+
+
+def _same_readers(one: Path | None, other: Path | None) -> bool:
+    if one is None or other is None:
+        return False
+
+    def content(folder: Path) -> list[bytes | None]:
+        return [(folder / name).read_bytes() if (folder / name).is_file() else None for name in _READERS]
+
+    return content(one) == content(other)

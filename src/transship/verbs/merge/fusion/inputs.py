@@ -1,0 +1,94 @@
+"""Kept inputs on disk: texts as JSON, numbers as safetensors, images as PNG, with the model's answers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.errors import DataError
+from transship.geometry.storage import read_arrays, write_arrays
+from transship.verbs.merge.fusion.tasks import Kept, Rows
+
+_KIND, _VERSION = "transship.fusion.inputs", 1
+
+
+def write_kept(folder: Path, kept: Kept) -> None:
+    """Write kept inputs into an empty folder."""
+    folder.mkdir(parents=True)
+    arrays = {"features": kept.features}
+    if kept.outputs is not None:
+        arrays["outputs"] = kept.outputs
+    if kept.labels is not None:
+        arrays["labels"] = kept.labels
+    first = kept.inputs[0]
+    if isinstance(kept.inputs, np.ndarray | Tensor) or isinstance(first, np.ndarray | Tensor):
+        arrays["inputs"] = _stacked(kept.inputs)
+        form = "numpy" if isinstance(first, np.ndarray) or isinstance(kept.inputs, np.ndarray) else "torch"
+    elif _is_text(first):
+        form = "text"
+        (folder / "inputs.json").write_text(json.dumps([*kept.inputs]), encoding="utf-8")
+    elif hasattr(first, "save"):
+        form = "image"
+        for number, image in enumerate(kept.inputs):
+            image.save(folder / f"{number:06d}.png")
+    else:
+        raise DataError(
+            f"inputs of type {type(first).__name__} cannot be kept on disk",
+            where=folder.name,
+            fix="give texts, images or arrays, or keep none",
+        )
+    about = {"format": _KIND, "version": str(_VERSION), "form": form, "count": str(len(kept))}
+    write_arrays(folder / "answers.safetensors", arrays, about)
+
+
+def read_kept(folder: Path) -> Kept | None:
+    """Return what `write_kept` wrote; None without a folder."""
+    if not folder.is_dir():
+        return None
+    arrays, about = read_arrays(folder / "answers.safetensors", _KIND, _VERSION)
+    inputs: Rows
+    if about["form"] == "text":
+        raw = json.loads((folder / "inputs.json").read_text(encoding="utf-8"))
+        inputs = [tuple(row) if isinstance(row, list) else row for row in raw]
+    elif about["form"] == "image":
+        inputs = _Images(folder, int(about["count"]))
+    else:
+        inputs = arrays["inputs"].numpy() if about["form"] == "numpy" else arrays["inputs"]
+    return Kept(inputs, arrays["features"], arrays.get("outputs"), arrays.get("labels"))
+
+
+class _Images(Sequence[Any]):
+    """Images of a folder, decoded when they are indexed."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._files = sorted(folder.glob("*.png"))[:count]
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, place: Any) -> Any:
+        from PIL import Image
+
+        with Image.open(self._files[place]) as image:
+            return image.copy()
+
+
+def _stacked(inputs: Rows) -> Tensor:
+    if isinstance(inputs, Tensor):
+        return inputs
+    try:
+        return torch.from_numpy(np.stack([np.asarray(row) for row in inputs]))
+    except ValueError as error:
+        raise DataError(
+            "its inputs have different shapes and cannot be kept", where="inputs", fix="make them alike"
+        ) from error
+
+
+def _is_text(row: Any) -> bool:
+    return isinstance(row, str) or (
+        isinstance(row, tuple | list) and bool(row) and all(isinstance(part, str) for part in row)
+    )

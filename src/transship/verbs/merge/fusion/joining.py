@@ -1,0 +1,79 @@
+"""What a fine-tune leaves in a fusion: its head, its answers on kept inputs, its own accuracy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from transship.errors import DataError
+from transship.verbs.merge.fusion.choices import Choices
+from transship.verbs.merge.fusion.evaluate import accuracy
+from transship.verbs.merge.fusion.heads import LABELLED, LinearHead
+from transship.verbs.merge.fusion.origin import Arrival
+from transship.verbs.merge.fusion.protocol import Step, norm
+from transship.verbs.merge.fusion.rows import TaskRows, take
+from transship.verbs.merge.fusion.tasks import Kept, Task, TestRows
+
+
+def check_inputs(arrival: Arrival, rows: TaskRows, choices: Choices, *, joins: bool) -> None:
+    """Refuse a task without inputs where the method needs some, or, for one that joins, its head."""
+    carried = [kind for kind in choices.fitting.kinds if joins and kind.startswith("carried")]
+    what = ""
+    if choices.method.needs_data:
+        what = choices.method_name
+    elif carried and arrival.model.head is not None:
+        what = f"a head of kind '{carried[0]}'"
+    if what and not len(rows.inputs):
+        raise DataError(f"{what} needs inputs of the task", where=arrival.source, fix="give them with --data")
+
+
+def new_task(
+    name: str, arrival: Arrival, rows: TaskRows, step: Step, choices: Choices, about: Mapping[str, Any]
+) -> tuple[Task, Tensor | None]:
+    """Return the task, and its own model's outputs on all rows; its weights are not needed afterwards."""
+    model, tuned, test = arrival.model, step.tuned, rows.test
+    size = choices.fitting.batch_size
+    kept: Kept | None = None
+    outputs: Tensor | None = None
+    individual: float | None = None
+    if model.head is not None and test is not None and choices.evaluate:
+        _check_classes(test, model.head, name)
+        features = model.over(test.inputs).features(tuned, size)
+        individual = accuracy(model.head(features), test.labels)
+    if len(rows.inputs):
+        own = model.over(rows.inputs).features(tuned, size)
+        outputs = None if model.head is None else model.head(own)
+        count = len(own) if choices.keep_inputs is None else min(choices.keep_inputs, len(own))
+        labelled = rows.labels is not None and LABELLED & set(choices.fitting.kinds)
+        if count:
+            kept = Kept(
+                take(rows.inputs, range(count)),
+                own[:count].clone(),
+                None if outputs is None else outputs[:count].clone(),
+                rows.labels[:count] if rows.labels is not None and labelled else None,
+            )
+    task = Task(
+        name,
+        arrival.fingerprint,
+        arrival.source,
+        opener=lambda: model,
+        keeper=lambda: kept,
+        tester=lambda: test,
+        files=None if arrival.files is None else lambda: arrival.files,
+        heads={} if model.head is None else {"own": model.head},
+        norm=norm(arrival.update),
+        individual=individual,
+        label_names=arrival.label_names,
+        about={**rows.about, **about},
+    )
+    return task, outputs
+
+
+def _check_classes(test: TestRows, head: LinearHead, name: str) -> None:
+    classes = head.weight.shape[0]
+    if len(test.labels) and int(test.labels.max()) >= classes:
+        raise DataError(
+            f"a label is class {int(test.labels.max())} and its head has {classes} outputs",
+            where=name,
+            fix="give the data that it was tuned for",
+        )

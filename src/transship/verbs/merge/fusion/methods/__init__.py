@@ -1,0 +1,1 @@
+"""Continual methods, one file each; `merge start --method` names them."""

@@ -1,0 +1,198 @@
+"""OTMF: masks on two updates, learnt so that features stay where they were."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from transship.errors import DataError
+from transship.geometry import sinkhorn, sinkhorn_divergence
+from transship.numerics import derive_seed
+from transship.verbs.merge.fusion.adam import Adam
+from transship.verbs.merge.fusion.protocol import ContinualMethod, Seen, State, Step, Vector, numbers
+
+Granularity = Literal["entry", "row", "tensor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Otmf(ContinualMethod):
+    """Mix merged and new update under two masks that align the features with both models by transport.
+
+    Pan et al., "Merging without Forgetting". τ_m ← α M_pre ⊙ τ_m + (1 − α) M_post ⊙ τ_t (Eq. 4), from masks
+    of ones at every step. Odd iterations move M_pre against the Sinkhorn cost between the features of the new
+    mix and of the merged model before it, on inputs of the task before; even ones move M_post likewise
+    towards the model that arrives, on its inputs (Algorithm 1, whose single X and whose masks outlasting a
+    step cannot be meant). Features have unit length; an iteration is one batch.
+
+    Attributes:
+        alpha: the share of what was merged; `running` takes (t − 1)/t.
+        iterations: E, for both masks together.
+        learning_rate: of the two Adam optimisers.
+        granularity: one mask number per `entry` (the paper), per `row` (all axes but the first share it) or
+            per `tensor`; the last two need no memory to speak of.
+        loss: `sinkhorn` compares the batches as sets; `paired` takes the mean squared distance of each
+            input's two features.
+        debiased: subtract half of each set's transport to itself.
+        epsilon: the blur, as a share of the mean cost.
+        batch_size: inputs per iteration.
+    """
+
+    paper: ClassVar[str] = "Pan et al., 2025"
+    needs_data: ClassVar[bool] = True
+    replay: ClassVar[bool] = True
+
+    alpha: float | Literal["running"] = 0.8
+    iterations: int = 100
+    learning_rate: float = 0.01
+    granularity: Granularity = "entry"
+    loss: Literal["sinkhorn", "paired"] = "sinkhorn"
+    debiased: bool = False
+    epsilon: float = 0.05
+    batch_size: int = 64
+
+    def add(self, state: State, step: Step) -> State:
+        """Return the masked mix, the last losses and the masks' range."""
+        pre = state["merged"]
+        alpha = (step.number - 1) / step.number if self.alpha == "running" else float(self.alpha)
+        sides = (Side(pre, alpha, self.granularity), Side(step.update, 1.0 - alpha, self.granularity))
+        found: dict[str, float] = {}
+        if self.iterations > 0:
+            found = self._train(sides, step)
+        mixed = mix(sides)
+        return {"merged": mixed, "numbers": numbers(**found)}
+
+    def _train(self, sides: "tuple[Side, Side]", step: Step) -> dict[str, float]:
+        if step.previous is None or not step.previous.count or not step.incoming.count:
+            raise DataError(
+                "it needs inputs of this task and of the one before",
+                where="otmf",
+                fix="start with --keep-inputs, and give --data to every add",
+            )
+        tasks = (step.previous, step.incoming)
+        references = [
+            self._features(task, _sum(step.base, side.update))
+            for task, side in zip(tasks, sides, strict=True)
+        ]
+        rows = [
+            task.draws(self.batch_size, derive_seed(step.seed, "otmf", step.number, which))
+            for which, task in zip(("pre", "post"), tasks, strict=True)
+        ]
+        optimisers = [Adam(side.masks.values(), self.learning_rate) for side in sides]
+        found: dict[str, float] = {}
+        for iteration in range(self.iterations):
+            turn = iteration % 2
+            chosen = next(rows[turn])
+            loss, slopes = self.slopes(
+                step.base, sides, tasks[turn], tasks[turn].batch(chosen), references[turn][chosen]
+            )
+            moved = sides[turn]
+            optimisers[turn].step([moved.chain(name, slopes.pop(name, None)) for name in moved.masks])
+            which = ("pre", "post")[turn]
+            found.setdefault(f"loss_{which}_first", loss)
+            found[f"loss_{which}_last"] = loss
+        masks = [mask for side in sides for mask in side.masks.values()]
+        found["mask_least"] = min(float(mask.min()) for mask in masks)
+        found["mask_most"] = max(float(mask.max()) for mask in masks)
+        return found
+
+    def slopes(
+        self,
+        base: Mapping[str, Tensor],
+        sides: "tuple[Side, Side]",
+        task: Seen,
+        batch: object,
+        reference: Float[Tensor, "inputs width"],
+    ) -> tuple[float, Vector]:
+        """Return the loss on one batch and its derivative by the mixed weights; both masks are constants."""
+        weights = mix(sides)
+        for name, tensor in weights.items():
+            tensor.add_(base[name]).requires_grad_()
+        with torch.enable_grad():
+            features = _unit(task.read(weights, batch).features)
+            loss = self.distance(features, reference)
+        names = list(weights)
+        found = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
+        return float(loss.detach()), {
+            name: slope for name, slope in zip(names, found, strict=True) if slope is not None
+        }
+
+    def distance(
+        self, features: Float[Tensor, "inputs width"], reference: Float[Tensor, "inputs width"]
+    ) -> Float[Tensor, ""]:
+        """Return the loss between two sets of unit features; ⟨P, C⟩ with the envelope's gradient P."""
+        if self.loss == "paired":
+            return (features - reference).square().sum(1).mean()
+        if self.debiased:
+            return sinkhorn_divergence(features, reference, epsilon=self.epsilon).value
+        return sinkhorn(features, reference, epsilon=self.epsilon).cost
+
+    def _features(self, task: Seen, backbone: Vector) -> Tensor:
+        with torch.no_grad():
+            return torch.cat(
+                [_unit(task.read(backbone, batch).features) for batch in task.batches(self.batch_size)]
+            )
+
+    def memory(self, sizes: Mapping[str, torch.Size]) -> int:
+        """Return the bytes of the mixed weights, their derivative, and masks with their Adam moments.
+
+        An entry mask takes 3 numbers per weight and side, beside the mix and its derivative: 8 copies.
+        """
+        weights = sum(size.numel() for size in sizes.values())
+        masks = sum(mask_shape(size, self.granularity).numel() for size in sizes.values())
+        return 4 * (2 * weights + 6 * masks)
+
+
+class Side:
+    """One update under its mask.
+
+    Attributes:
+        update: τ.
+        share: α or 1 − α.
+        masks: one tensor per tensor, broadcastable to it, from ones.
+    """
+
+    def __init__(self, update: Mapping[str, Tensor], share: float, granularity: Granularity) -> None:
+        self.update, self.share = update, share
+        self.masks = {
+            name: tensor.new_ones(mask_shape(tensor.shape, granularity)) for name, tensor in update.items()
+        }
+
+    def chain(self, name: str, slope: Tensor | None) -> Tensor | None:
+        """Return the loss's derivative by the mask, share · τ ⊙ slope, from that by the weight (used up)."""
+        if slope is None:
+            return None
+        return slope.mul_(self.update[name]).mul_(self.share).sum_to_size(self.masks[name].shape)
+
+
+def mask_shape(shape: torch.Size, granularity: Granularity) -> torch.Size:
+    """Return the mask's shape for a tensor: the tensor's, its rows', or one number."""
+    if granularity == "entry" or not shape:
+        return shape
+    if granularity == "tensor":
+        return torch.Size([1] * len(shape))
+    return torch.Size([shape[0], *[1] * (len(shape) - 1)])
+
+
+def mix(sides: tuple[Side, Side]) -> Vector:
+    """Return α M_pre ⊙ τ_m + (1 − α) M_post ⊙ τ_t."""
+    pre, post = sides
+    with torch.no_grad():
+        return {
+            name: (pre.masks[name] * tensor)
+            .mul_(pre.share)
+            .addcmul_(post.masks[name].expand_as(tensor), post.update[name], value=post.share)
+            for name, tensor in pre.update.items()
+        }
+
+
+def _sum(base: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> Vector:
+    return {name: base[name] + change for name, change in update.items()}
+
+
+def _unit(features: Tensor) -> Tensor:
+    # double: the transport's iterations and its stopping rule want the digits
+    return functional.normalize(features.double(), dim=1)

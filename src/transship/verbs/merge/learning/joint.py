@@ -1,0 +1,175 @@
+"""Joint merges of models in memory, by any method that a recipe can name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from transship.activations.functional import Features
+from transship.registry import unknown
+from transship.verbs.merge.fusion.protocol import Seen, State, Vector
+from transship.verbs.merge.methods._learned import LearnedMethod, Occasion
+from transship.verbs.merge.methods._protocol import Operands, recipe_method, recipe_methods
+
+# (task, its weights, its update, its share) → its sums
+Taken = Callable[[Seen, Mapping[str, Tensor], Mapping[str, Tensor], float], State]
+
+
+@dataclass(frozen=True, eq=False)
+class JointTask:
+    """One model of a joint merge, in memory.
+
+    Attributes:
+        change: τ = θ − θ_0.
+        task: how it runs, over its inputs.
+        classes: of the inputs, in the order of the head's outputs; None without labels.
+    """
+
+    change: Mapping[str, Tensor]
+    task: Seen
+    classes: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """The task's."""
+        return self.task.name
+
+    def update(self) -> Vector:
+        """Return τ."""
+        return dict(self.change)
+
+    def seen(self) -> Seen:
+        """Return how it runs."""
+        return self.task
+
+    def labels(self) -> Tensor | None:
+        """Return the classes of its inputs."""
+        return self.classes
+
+    def close(self) -> None:
+        """Keep it: it is in memory anyway."""
+
+
+def summed(occasion: Occasion, taken: Taken) -> State:
+    """Return the sum of all models' statistics; models are opened one after another."""
+    from transship.verbs.merge.learning.sums import total
+
+    weights = occasion.values.get("weight", [1.0] * len(occasion.models))
+
+    def states() -> Any:
+        for place, (model, weight) in enumerate(zip(occasion.models, weights, strict=True)):
+            occasion.watch(place, len(occasion.models), model.name)
+            update = model.update()
+            tuned = {name: occasion.base[name] + change for name, change in update.items()}
+            yield taken(model.seen(), tuned, update, float(weight))
+            model.close()
+
+    return total(states())
+
+
+def merge_updates_of(
+    base: Mapping[str, Tensor],
+    models: Sequence[JointTask],
+    method: str = "regmean",
+    *,
+    options: Mapping[str, Any] | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+    seed: int = 0,
+) -> Vector:
+    """Return the joint update by any method of recipes.
+
+    Args:
+        base: θ_0.
+        models: in their order.
+        method: as `merge_method` spells it.
+        options: the method's fields; those with a value for each model are given to all of them.
+        values: field → a value for each model.
+        seed: of random methods and draws.
+    """
+    kind = recipe_method(method)
+    if kind is None:
+        raise unknown(method, recipe_methods(), kind="merge_method", where="joint")
+    given = dict(options or {})
+    made: Any = kind(**given)
+    each = {name: [getattr(made, name)] * len(models) for name in kind.per_model} | dict(values or {})
+    if isinstance(made, LearnedMethod):
+        return made.learn(Occasion(base, models, each, seed))
+    updates = [model.update() for model in models]
+    apart = kind.base != "input"
+
+    def operands(name: str) -> Operands:
+        origin = base[name].numpy().reshape(-1)
+        flat = [origin + update[name].numpy().reshape(-1) for update in updates]
+        return Operands(
+            name=name,
+            shape=tuple(base[name].shape),
+            models=[_reader(array) for array in flat],
+            base=_reader(origin) if apart else None,
+            values=each,
+            labels=[model.name for model in models],
+            seed=seed,
+            survey=survey,
+        )
+
+    survey: Any = None
+    survey = made.survey(lambda: (operands(name) for name in base)) if made.wants_survey else None
+    found = {}
+    for name, tensor in base.items():
+        parts = [np.array(part) for part in made.merge(operands(name))]
+        whole = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        found[name] = torch.from_numpy(whole).reshape(tensor.shape) - tensor
+    return found
+
+
+def _reader(array: Any) -> Any:
+    return lambda start, stop: array[start:stop]
+
+
+def joint(
+    base: nn.Module,
+    tuned: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+    method: str = "regmean",
+    *,
+    options: Mapping[str, Any] | None = None,
+    values: Mapping[str, Sequence[float]] | None = None,
+    labels: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    features: Features | None = None,
+    head: str = "head",
+    preprocess: Callable[[Any], Any] | None = None,
+) -> Vector:
+    """Return the joint update of models in memory, as `Fusion` takes them.
+
+    Args:
+        base: makes features [inputs, width].
+        tuned: task → state dict or module, with `head.weight` and `head.bias`.
+        data: task → its raw inputs, for methods that read some.
+        method: as `merge_method` spells it.
+        options: the method's fields.
+        values: field → a value for each model.
+        labels: task → classes of its inputs, for methods that need them.
+        seed: of random methods and draws.
+        features: replaces a call of the module.
+        head: what the head's tensors are called.
+        preprocess: raw inputs → what the module takes.
+    """
+    from transship.verbs.merge.fusion.origin import ModuleOrigin
+
+    origin = ModuleOrigin(base, features=features, head=head, preprocess=preprocess)
+    models = []
+    for name, given in tuned.items():
+        arrival = origin.admit(given, name)
+        inputs = (data or {}).get(name)
+        classes = (labels or {}).get(name)
+        models.append(
+            JointTask(
+                arrival.update,
+                arrival.model.over(getattr(inputs, "inputs", inputs)),
+                None if classes is None else torch.as_tensor(np.asarray(classes)),
+            )
+        )
+    return merge_updates_of(origin.backbone, models, method, options=options, values=values, seed=seed)

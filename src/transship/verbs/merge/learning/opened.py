@@ -1,0 +1,188 @@
+"""The models of a recipe at work: their weights as vectors, and how each runs on its own data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.activations import FunctionalModel, LoadedModel, load_model, parameter_names
+from transship.data import load
+from transship.errors import CheckpointError
+from transship.verbs.merge.fusion.protocol import Vector
+from transship.verbs.merge.fusion.rows import TaskRows, task_rows
+from transship.verbs.merge.fusion.tasks import TaskModel
+from transship.verbs.merge.plan import MergePlan
+from transship.verbs.merge.recipe.models import StoredModel
+from transship.verbs.merge.recipe.reference import ModelReference
+from transship.verbs.merge.recipe.steps import Origin, Step
+
+INPUTS = 256  # of each task, unless the recipe says otherwise
+TRIED = 96  # the same for `weights: auto`, which reads them in every trial
+
+
+@dataclass(eq=False)
+class RecipeModel:
+    """One model of a recipe, which runs. Weights are read anew at every call.
+
+    Attributes:
+        plan: the recipe's.
+        place: which of the models it is.
+        reference: what the recipe calls it.
+        labelled: also read the labels of its data.
+    """
+
+    plan: MergePlan
+    place: int
+    reference: ModelReference
+    labelled: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the recipe calls it."""
+        return str(self.reference)
+
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """The model with its head."""
+        stored = self.plan.models[self.reference].model
+        assert isinstance(stored, StoredModel)
+        return load_model(str(stored.checkpoint.folder), head=True, name=self.name)
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        """Tensor of the model's own file → parameter of the module; the names may be quite different."""
+        stored = self.plan.models[self.reference].model
+        assert isinstance(stored, StoredModel)
+        return {
+            name: parameter for parameter, name in parameter_names(self.loaded, stored.checkpoint).items()
+        }
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Tensor of the output → parameter of the module, for those that are merged and that run."""
+        aligned = self.plan.models[self.reference]
+        parameters = dict(self.loaded.model.named_parameters())
+        found = {}
+        for step in merged_steps(self.plan):
+            parameter = self._stored.get(aligned.names[step.inputs[self.place].tensor])
+            if parameter is not None and parameters[parameter].shape == step.shape:
+                found[step.name] = parameter
+        if not found:
+            raise CheckpointError(
+                "none of the merged tensors is a weight that the model runs with",
+                where=self.name,
+                fix="give a model that transformers loads",
+            )
+        return found
+
+    @cached_property
+    def rows(self) -> TaskRows:
+        """Its inputs, and labels where they were asked for."""
+        rule = self.plan.recipe.data_of(self.reference)
+        assert rule is not None
+        assert rule.path is not None
+        data = load(
+            rule.path,
+            rule.kind,  # type: ignore[arg-type]  # checked by the reader of the recipe
+            column=rule.column,
+            label=rule.label if self.labelled else False,
+            pair=rule.pair,
+            split=rule.split,
+            split_column=rule.split_column,
+            config=rule.config,
+        )
+        names = getattr(self.loaded.config, "id2label", None) or {}
+        return task_rows(
+            data,
+            None,
+            None,
+            label_names=[str(names[key]) for key in sorted(names, key=int)],
+            label_share=1.0,
+            most=rule.inputs or (INPUTS if self.plan.recipe.weights is None else TRIED),
+            seed=self.plan.recipe.seed,
+            where=self.name,
+        )
+
+    def seen(self) -> TaskModel:
+        """Return the model over its inputs, with its own head."""
+        self._place_head()
+        return TaskModel(self.name, FunctionalModel(self.loaded), self.names, None, self.rows.inputs)
+
+    def close(self) -> None:
+        """Let go of the module; the next `seen` opens it again."""
+        self.__dict__.pop("loaded", None)
+
+    def labels(self) -> Tensor | None:
+        """Return the classes of its inputs."""
+        return self.rows.labels
+
+    def update(self) -> Vector:
+        """Return τ over the names."""
+        weights, base = self.weights(), base_weights(self.plan, self.names)
+        return {name: tensor.sub_(base[name]) for name, tensor in weights.items()}
+
+    def weights(self) -> Vector:
+        """Return θ over the names."""
+        steps = {step.name: step for step in merged_steps(self.plan)}
+        return {name: tensor_of(self.plan, steps[name], self.place) for name in self.names}
+
+    def _place_head(self) -> None:
+        """Give the module the head that the recipe keeps for this model (an adapter may bring its own)."""
+        own = dict(self.loaded.model.named_parameters())
+        aligned = self.plan.models[self.reference]
+        for step in self.plan.outcome.heads.get(self.reference, ()):
+            parameter = self._stored.get(aligned.names[step.inputs[0].tensor])
+            if parameter is not None and own[parameter].shape == step.shape:
+                with torch.no_grad():
+                    own[parameter].copy_(_read(self.plan, step.inputs[0], step))
+
+
+def merged_steps(plan: MergePlan) -> list[Step]:
+    """Return the steps that a method carries out."""
+    return [step for step in plan.steps if step.method is not None]
+
+
+def base_weights(plan: MergePlan, names: Mapping[str, str]) -> Vector:
+    """Return θ_0 over the names."""
+    return {
+        step.name: _read(plan, step.base, step)
+        for step in merged_steps(plan)
+        if step.name in names and step.base is not None
+    }
+
+
+def tensor_of(plan: MergePlan, step: Step, place: int) -> Tensor:
+    """Return one model's tensor for a step."""
+    return _read(plan, step.inputs[place], step)
+
+
+def _read(plan: MergePlan, origin: Origin, step: Step) -> Tensor:
+    size = int(np.prod(step.shape, dtype=np.int64))
+    values = np.array(plan.execution.reader(origin)(0, size), dtype=np.float32)
+    if not np.isfinite(values).all():
+        raise plan.execution.culprit(step) or CheckpointError(
+            f"tensor '{step.name}' holds a NaN or an infinity", where=str(origin.reference), fix="check it"
+        )
+    return torch.from_numpy(values).reshape(step.shape)
+
+
+def recipe_models(plan: MergePlan, *, labelled: bool = False) -> list[RecipeModel]:
+    """Return the models that are merged, in the recipe's order."""
+    steps = merged_steps(plan)
+    return [RecipeModel(plan, place, one.reference, labelled) for place, one in enumerate(steps[0].inputs)]
+
+
+def shared_names(models: Sequence[RecipeModel]) -> dict[str, str]:
+    """Return the names that all models run with; a model that lacks one of another's is an error."""
+    first = models[0]
+    for model in models[1:]:
+        if missing := sorted(first.names.keys() ^ model.names.keys()):
+            raise CheckpointError(
+                f"it and {first.name} do not run with the same weights, as '{missing[0]}'",
+                where=model.name,
+                fix="give fine-tunes of one model class",
+            )
+    return first.names

@@ -1,0 +1,41 @@
+"""DARE, with and without sign election: drop at random and rescale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from transship.verbs.merge.methods._protocol import Operands
+from transship.verbs.merge.methods._sparsify import Rescaled, Sparsifier, by_chance, matching_norm
+from transship.verbs.merge.methods._updates import UpdateMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dare(UpdateMethod):
+    """Drop entries of each update at random and enlarge the others.
+
+    Attributes:
+        density: the probability with which an entry is kept.
+        rescale: enlarge what is kept, to make up for what was dropped.
+        rescale_by: `norm` restores the L1 norm of each tensor, as mergekit does; `density` divides by the
+            density, as the paper does.
+    """
+
+    paper: ClassVar[str] = "Yu et al., 2024"
+    parity: ClassVar[bool] = True
+
+    rescale: bool = True
+    rescale_by: Literal["norm", "density"] = "norm"
+
+    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
+        """Return what drops entries by chance."""
+        found = []
+        for index, density in enumerate(operands.number("density")):
+            kept = by_chance(operands, index, density)
+            if self.rescale and self.rescale_by == "norm":
+                kept = matching_norm(operands, index, kept)
+            elif self.rescale and 0 < density < 1:
+                kept = Rescaled(kept, 1 / density)
+            found.append(kept)
+        return found

@@ -1,0 +1,154 @@
+"""Heads of the merged model, and the optimiser that trains some of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from transship.errors import OptionError
+from transship.verbs.merge.fusion import Fusion
+from transship.verbs.merge.fusion.adam import Adam
+from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, head_kinds, polish, tune
+
+
+@pytest.fixture
+def problem() -> tuple[torch.Tensor, torch.Tensor, LinearHead]:
+    torch.manual_seed(0)
+    own = torch.randn(50, 8)
+    head = LinearHead(torch.randn(3, 8), torch.randn(3))
+    merged = own @ (torch.eye(8) + 0.2 * torch.randn(8, 8)) + 0.3 * torch.randn(50, 8)
+    return merged, head(own), head
+
+
+def test_a_carried_head_is_the_centred_ridge(problem: Any):
+    features, outputs, own = problem
+    found = carry(features, outputs, own, HeadSettings(penalty=0.01))
+    x = features.double().numpy()
+    centred, target = x - x.mean(0), outputs.double().numpy() - outputs.double().numpy().mean(0)
+    gram = centred.T @ centred
+    weight = np.linalg.solve(gram + 0.01 * np.trace(gram) / 8 * np.eye(8), centred.T @ target)
+    np.testing.assert_allclose(found.weight.numpy(), weight.T, atol=1e-5)
+    bias = outputs.double().numpy().mean(0) - x.mean(0) @ weight
+    assert found.bias is not None
+    np.testing.assert_allclose(found.bias.numpy(), bias, atol=1e-5)
+
+
+def test_carrying_features_and_folding_in_the_head_is_the_same(problem: Any):
+    features, _, own = problem
+    before = torch.randn(50, 8)  # the task's own features: any target will do, as ridge is linear in it
+    direct = carry(features, own(before), own, HeadSettings())
+    eye = LinearHead(torch.eye(8), torch.zeros(8))
+    through = carry(features, before, eye, HeadSettings())
+    torch.testing.assert_close(direct.weight, own.weight @ through.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_the_own_prior_leaves_the_own_head_where_the_penalty_is_large(problem: Any):
+    features, outputs, own = problem
+    far = carry(features, outputs, own, HeadSettings(penalty=1e9, prior="own"))
+    torch.testing.assert_close(far.weight, own.weight, rtol=1e-5, atol=1e-6)
+    near = carry(features, outputs, own, HeadSettings(penalty=1e-9, prior="own"))
+    plain = carry(features, outputs, own, HeadSettings(penalty=1e-9))
+    torch.testing.assert_close(near.weight, plain.weight, rtol=1e-3, atol=1e-4)
+
+
+def test_a_head_without_bias_stays_without(problem: Any):
+    features, outputs, own = problem
+    bare = LinearHead(own.weight)
+    assert carry(features, outputs, bare, HeadSettings()).bias is None
+    assert tune(bare, features, outputs.argmax(1), HeadSettings()).bias is None
+
+
+def test_tuning_and_polishing_lower_their_losses(problem: Any):
+    features, outputs, own = problem
+    labels = outputs.argmax(1)
+    tuned = tune(own, features, labels, HeadSettings())
+    assert functional.cross_entropy(tuned(features), labels) < functional.cross_entropy(own(features), labels)
+    carried = carry(features, outputs, own, HeadSettings())
+    polished = polish(carried, features, outputs, HeadSettings())
+    wanted = outputs.softmax(1)
+    assert functional.cross_entropy(polished(features), wanted) < functional.cross_entropy(
+        carried(features), wanted
+    )
+
+
+def test_adam_equals_its_equations():
+    value, first, second = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
+    tensor = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    optimiser = Adam([tensor], 0.05)
+    for step in range(1, 6):
+        slope = 2 * value + np.array([0.3, -0.1]) * step
+        optimiser.step([torch.from_numpy(slope.copy())])
+        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
+        value = value - 0.05 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    np.testing.assert_allclose(tensor.numpy(), value, rtol=1e-12)
+    optimiser.step([None])
+    np.testing.assert_allclose(tensor.numpy(), value, rtol=1e-12)
+
+
+def test_the_papers_schedule_tunes_a_head_when_the_next_model_comes(toy: Any):
+    fusion = Fusion(toy.base, "average", heads=("tuned", "tuned-fresh"), keep_inputs=None)
+    toy.join(fusion, 0)
+    assert "tuned" not in fusion.tasks[0].heads
+    assert "tuned-fresh" in fusion.tasks[0].heads
+    toy.join(fusion, 1)
+    tuned = fusion.tasks[0].heads["tuned"].weight.clone()
+    assert not torch.equal(tuned, fusion.tasks[0].heads["own"].weight)
+    assert "tuned" not in fusion.tasks[1].heads
+    toy.join(fusion, 2)
+    assert torch.equal(tuned, fusion.tasks[0].heads["tuned"].weight)  # older heads stay
+    assert "tuned" in fusion.tasks[1].heads
+    assert torch.equal(fusion.head("task-2").weight, fusion.tasks[2].heads["own"].weight)
+
+
+def test_the_last_head_is_tuned_too_on_request(toy: Any):
+    fusion = Fusion(toy.base, "average", heads="tuned", head_options={"final_head": True}, keep_inputs=None)
+    toy.join(fusion, 0)
+    assert "tuned" in fusion.tasks[0].heads
+
+
+def test_tuned_heads_see_a_quarter_of_the_labels(toy: Any):
+    fusion = Fusion(toy.base, "average", heads="tuned", keep_inputs=None)
+    toy.join(fusion, 0)
+    kept = fusion.tasks[0].keeper()
+    assert kept is not None
+    assert kept.labels is not None
+    assert (len(kept), len(kept.labels)) == (160, 40)
+
+
+def test_carried_once_stays_and_carried_follows_the_backbone(toy: Any):
+    fusion = Fusion(toy.base, "opcm", heads=("carried", "carried-once"), keep_inputs=None)
+    toy.join(fusion, 0)
+    once, fresh = (fusion.head("task-0", kind).weight.clone() for kind in ("carried-once", "carried"))
+    torch.testing.assert_close(once, fresh)  # the same rows, the same backbone
+    toy.join(fusion, 1)
+    assert torch.equal(once, fusion.head("task-0", "carried-once").weight)
+    assert not torch.equal(fresh, fusion.head("task-0", "carried").weight)
+
+
+def test_no_labels_are_kept_unless_heads_are_tuned(toy: Any):
+    fusion = Fusion(toy.base, "average", heads="carried", keep_inputs=None)
+    toy.join(fusion, 0)
+    kept = fusion.tasks[0].keeper()
+    assert kept is not None
+    assert kept.labels is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept", "message"),
+    [
+        ("carryed", True, "there is no kind of head 'carryed'; did you mean 'carried'?"),
+        ("carried", False, "allow inputs to be kept"),
+        ((), True, "no kind of head is asked for"),
+    ],
+)
+def test_a_kind_of_head_that_cannot_be_is_one_sentence(asked: Any, kept: bool, message: str):
+    with pytest.raises(OptionError) as caught:
+        head_kinds(asked, kept=kept)
+    assert message in str(caught.value)
+
+
+def test_auto_heads_follow_what_may_be_kept():
+    assert head_kinds("auto", kept=True) == ("carried",)
+    assert head_kinds("auto", kept=False) == ("carried-once",)

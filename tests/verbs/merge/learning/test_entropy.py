@@ -1,0 +1,137 @@
+"""AdaMerging and Concrete: the loss, its descent, and what stays when nothing is learnt."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from transship.errors import DataError, OptionError
+from transship.verbs.merge.fusion.methods.adamerging import Adamerging
+from transship.verbs.merge.fusion.methods.concrete import Concrete
+from transship.verbs.merge.fusion.origin import ModuleOrigin
+from transship.verbs.merge.fusion.protocol import Step
+from transship.verbs.merge.learning.entropy import Descent, entropy, learn_coefficients, learn_mask, relaxed
+from transship.verbs.merge.learning.joint import JointTask, joint, merge_updates_of
+
+Tasks = dict[str, JointTask]
+
+
+def test_entropy_is_zero_when_sure_and_the_logarithm_of_the_classes_when_not():
+    assert float(entropy(torch.tensor([[50.0, 0.0, 0.0]]))) == pytest.approx(0.0, abs=1e-6)
+    assert float(entropy(torch.zeros(3, 5))) == pytest.approx(float(torch.tensor(5.0).log()), abs=1e-6)
+
+
+@pytest.mark.parametrize("per", ["task", "tensor"])
+def test_without_steps_adamerging_is_task_arithmetic(tasks: Tasks, origin: ModuleOrigin, per: str):
+    found = merge_updates_of(
+        origin.backbone, list(tasks.values()), "adamerging", options={"steps": 0, "per": per}
+    )
+    for name, change in found.items():
+        expected = 0.3 * sum(task.update()[name] for task in tasks.values())
+        torch.testing.assert_close(change, expected)
+
+
+@pytest.mark.parametrize("per", ["task", "tensor"])
+def test_one_step_is_adam_on_the_derivative_of_the_summed_entropy(
+    tasks: Tasks, origin: ModuleOrigin, per: str
+):
+    """The whole loss in one graph: Adam's first step moves every coefficient by the rate against its sign."""
+    chosen = list(tasks.values())
+    updates = [task.update() for task in chosen]
+    names = [""] if per == "task" else list(origin.backbone)
+    values = {name: torch.full((3,), 0.3, requires_grad=True) for name in names}
+    backbone = {
+        name: tensor + sum(values[name if per == "tensor" else ""][k] * updates[k][name] for k in range(3))
+        for name, tensor in origin.backbone.items()
+    }
+    loss = torch.zeros(())
+    for task in chosen:
+        seen = task.seen()
+        loss = loss + entropy(seen.read(backbone, seen.batch(range(seen.count))).outputs)
+    slopes = dict(zip(names, torch.autograd.grad(loss, list(values.values())), strict=True))
+    descent = Descent(steps=1, learning_rate=0.01, batch_size=40)
+    found = learn_coefficients(
+        origin.backbone, updates, [task.seen() for task in chosen], per=per, descent=descent
+    )
+    assert found.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for name in names:
+        torch.testing.assert_close(found.values[name], 0.3 - 0.01 * slopes[name].sign(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("per", ["task", "tensor"])
+def test_adamerging_lowers_the_entropy_it_is_about(tasks: Tasks, origin: ModuleOrigin, per: str):
+    chosen = list(tasks.values())
+    descent = Descent(steps=60, learning_rate=0.05, batch_size=40)
+    found = learn_coefficients(
+        origin.backbone,
+        [task.update() for task in chosen],
+        [task.seen() for task in chosen],
+        per=per,
+        descent=descent,
+    )
+    assert found.losses[-1] < found.losses[0] - 0.05
+
+
+def test_concrete_lowers_the_entropy_and_its_final_mask_is_fixed_by_the_seed(
+    tasks: Tasks, origin: ModuleOrigin
+):
+    chosen = list(tasks.values())
+    updates, seens = [task.update() for task in chosen], [task.seen() for task in chosen]
+    descent = Descent(steps=150, learning_rate=0.1, batch_size=40)
+    found = learn_mask(origin.backbone, updates, seens, descent=descent)
+    assert sum(found.losses[-30:]) < sum(found.losses[:30])
+    again = learn_mask(origin.backbone, updates, seens, descent=descent).merged(updates)
+    for name, change in found.merged(updates).items():
+        assert torch.equal(change, again[name])
+        mask = found.of(name)
+        assert float(mask.mean()) == pytest.approx(1.0, abs=1e-4)
+        assert float(mask.min()) >= 0
+        torch.testing.assert_close(change, 0.3 * mask * sum(update[name] for update in updates))
+
+
+def test_relaxed_masks_are_those_of_torch_distributions():
+    logits = torch.linspace(-2, 2, 20000)
+    generator = torch.Generator().manual_seed(0)
+    own = relaxed(logits, 0.5, generator)
+    reference = torch.distributions.RelaxedBernoulli(torch.tensor(0.5), logits=logits)
+    torch.manual_seed(1)
+    drawn = reference.sample()
+    drawn = drawn / drawn.mean()
+    for part in (slice(0, 5000), slice(15000, 20000)):
+        assert float(own[part].mean()) == pytest.approx(float(drawn[part].mean()), abs=0.03)
+
+
+def test_continual_forms_learn_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
+    steps = [
+        Step(
+            number=number,
+            base=origin.backbone,
+            update=tasks[name].update(),
+            incoming=tasks[name].seen(),
+            previous=tasks["a"].seen() if number > 1 else None,
+        )
+        for number, name in ((1, "a"), (2, "b"))
+    ]
+    for method in (Adamerging(steps=3, per="task"), Concrete(steps=3)):
+        state = method.first(steps[0])
+        assert torch.equal(method.merged(state, origin.backbone)["scale"], tasks["a"].update()["scale"])
+        both = method.merged(method.add(state, steps[1]), origin.backbone)
+        assert torch.equal(method.merged(state, origin.backbone)["scale"], tasks["a"].update()["scale"])
+        pair = [tasks["a"], tasks["b"]]
+        name = type(method).__name__.lower()
+        options = {"steps": 3, "per": "task"} if name == "adamerging" else {"steps": 3}
+        expected = merge_updates_of(origin.backbone, pair, name, options=options)
+        for key, change in expected.items():
+            torch.testing.assert_close(both[key], change)
+
+
+def test_hostile_tasks_are_one_clear_error_each(
+    network: nn.Module, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
+):
+    for method in ("adamerging", "concrete"):
+        with pytest.raises(DataError, match=f"b: {method} reads inputs"):
+            joint(network, fine_tunes, {"a": inputs["a"]}, method)
+        single = fine_tunes["b"] | {"head.weight": torch.ones(1, 5), "head.bias": torch.ones(1)}
+        with pytest.raises(OptionError, match=r"b: .* two classes"):
+            joint(network, fine_tunes | {"b": single}, inputs, method)

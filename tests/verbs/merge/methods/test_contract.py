@@ -1,0 +1,88 @@
+"""What every method of a recipe keeps to, and how methods are found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transship.registry import build_method, method_class
+from transship.verbs.merge.methods import _protocol
+from transship.verbs.merge.methods._learned import LearnedMethod
+from transship.verbs.merge.methods._protocol import Operands, RecipeMethod, recipe_method, recipe_methods
+
+Make = Callable[..., Operands]
+SHAPE = (7, 12)
+
+
+def gaussian(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def merged(name: str, given: Operands, **fields: Any) -> np.ndarray:
+    method = build_method("merge", name, fields)
+    parts = [np.array(part) for part in method.merge(given)]
+    return np.concatenate(parts).reshape(given.shape)
+
+
+# those that learn from data first have their own tests
+PLAIN = [name for name in recipe_methods() if not issubclass(recipe_method(name) or object, LearnedMethod)]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_method_keeps_the_contract(operands: Make, name: str):
+    """Float32 out, shape kept, inputs untouched, equal models give that model, parts do not matter."""
+    kind = method_class("merge", name.replace("_", "-"))
+    assert issubclass(kind, RecipeMethod)
+    base = gaussian(*SHAPE, seed=0)
+    count = max(kind.least, min(2, kind.most or 2))
+    models = [base + 0.1 * gaussian(*SHAPE, seed=5) for _ in range(count)]
+    values = {field: getattr(kind(), field) for field in kind.per_model}
+    if "weight" in values:
+        values["weight"] = 1.0 if kind.base != "required" else 1.0 / count
+    given = operands(models, base if kind.base != "input" else None, **values)
+    before = [model.copy() for model in models]
+    fields = {"t": 1.0} if "t" in kind.__dataclass_fields__ else {}
+    found = merged(name.replace("_", "-"), given, **fields)
+    assert found.dtype == np.float32
+    for model, copy in zip(models, before, strict=True):
+        np.testing.assert_array_equal(model, copy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_protocol, "CHUNK", 24)
+        np.testing.assert_allclose(
+            merged(name.replace("_", "-"), given, **fields), found, rtol=1e-5, atol=1e-6
+        )
+    # these keep a part of the base by design, or sum, or want different models
+    if name not in ("arcee_fusion", "ram", "ramplus_tl", "tsvm"):
+        np.testing.assert_allclose(found, models[0], atol=2e-5)
+
+
+WITH_BASE = [name for name in PLAIN if method_class("merge", name.replace("_", "-")).base == "required"]
+
+
+@pytest.mark.parametrize("name", WITH_BASE)
+def test_a_model_equal_to_the_base_changes_nothing(operands: Make, name: str):
+    kind = method_class("merge", name.replace("_", "-"))
+    base = gaussian(*SHAPE, seed=0)
+    values = {field: getattr(kind(), field) for field in kind.per_model}
+    given = operands([base] * kind.least, base, **values)
+    np.testing.assert_allclose(merged(name.replace("_", "-"), given), base, atol=1e-6)
+
+
+def test_methods_are_told_by_their_class_and_only_the_asked_one_is_imported():
+    assert {"linear", "della", "regmean", "regmean++", "tsvm", "otmf"} <= set(recipe_methods())
+    assert recipe_method("regmean++") is recipe_method("regmean-plus-plus")
+    assert recipe_method("dare-ties") is recipe_method("dare_ties")
+    assert recipe_method("_protocol") is None
+    code = (
+        "import sys; from transship.verbs.merge.methods._protocol import recipe_method\n"
+        "assert recipe_method('regmean') and recipe_method('della')\n"
+        "loaded = [name for name in sys.modules if name.startswith('transship.verbs.merge')]\n"
+        "print('torch' in sys.modules, any(name.endswith('.fisher') for name in loaded))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False"]

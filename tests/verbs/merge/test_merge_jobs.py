@@ -1,0 +1,148 @@
+"""`--jobs`: the same bytes for any number of threads, within the memory that was allowed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from transship import checkpoints
+from transship.checkpoints.write import TensorPlan, write_file
+from transship.errors import NumericalError, OptionError
+from transship.verbs.merge.ahead import Ahead
+from transship.verbs.merge.plan import MergePlan
+from transship.verbs.merge.recipe.models import sampled_fingerprint
+from transship.verbs.merge.run import ROOM, merge
+
+Make = Callable[..., None]
+RECIPES: dict[str, dict[str, Any]] = {
+    "linear": {"merge_method": "linear", "parameters": {"weight": 0.5}, "out_dtype": "bfloat16"},
+    "ties-global": {
+        "merge_method": "ties",
+        "base_model": "base",
+        "parameters": {"weight": 0.5, "density": 0.4, "trim": "global"},
+    },
+    "dare": {
+        "merge_method": "dare_ties",
+        "base_model": "base",
+        "parameters": {"weight": 0.5, "density": 0.5},
+    },
+    "model-stock": {"merge_method": "model_stock", "base_model": "base"},
+}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_bytes_are_the_same_for_any_number_of_threads(toys: Make, tmp_path: Path, name: str):
+    recipe = RECIPES[name] | {"models": [{"model": "a"}, {"model": "b"}]}
+    expected = weights(merge(recipe).save(tmp_path / "one"))
+    for jobs in (2, 3, 8):
+        assert weights(merge(recipe).save(tmp_path / f"out{jobs}", jobs=jobs)) == expected
+
+
+def test_a_recipe_within_a_recipe_is_the_same_with_threads(toys: Make, tmp_path: Path):
+    text = """
+name: inner
+merge_method: linear
+models: [{model: a, parameters: {weight: 0.5}}, {model: b, parameters: {weight: 0.5}}]
+---
+merge_method: linear
+models: [{model: inner, parameters: {weight: 0.3}}, {model: base, parameters: {weight: 0.7}}]
+"""
+    expected = weights(merge(text).save(tmp_path / "one"))
+    assert weights(merge(text).save(tmp_path / "four", jobs=4)) == expected
+
+
+def test_progress_is_reported_in_the_order_of_writing(toys: Make, tmp_path: Path):
+    recipe = RECIPES["linear"] | {"models": [{"model": "a"}, {"model": "b"}]}
+    seen: dict[int, list[str]] = {1: [], 4: []}
+    for jobs, names in seen.items():
+        merge(recipe).save(
+            tmp_path / str(jobs),
+            jobs=jobs,
+            progress=lambda done, total, name, names=names: names.append(name),
+        )
+    assert seen[1] == seen[4]
+    assert len(seen[1]) == 6
+
+
+def test_a_nan_is_blamed_on_its_input_whatever_the_threads(toys: Make, tmp_path: Path, layered: Any):
+    broken = layered(1, noise_of=layered(0))
+    broken["layers.1.mlp.weight"][2, 3] = np.nan
+    save_file(broken, "a/model.safetensors", metadata={"format": "pt"})  # our writer would refuse it
+    recipe = RECIPES["linear"] | {"models": [{"model": "a"}, {"model": "b"}]}
+    for jobs in (1, 4):
+        with pytest.raises(
+            NumericalError, match=r"a: tensor 'layers.1.mlp.weight' holds a NaN .* element 15"
+        ):
+            merge(recipe).save(tmp_path / "out", jobs=jobs)
+        assert not (tmp_path / "out").exists()
+
+
+def test_memory_bounds_the_threads(toys: Make):
+    found = merge(RECIPES["ties-global"] | {"models": [{"model": "a"}, {"model": "b"}]})
+    assert isinstance(found.plan, MergePlan)
+    assert found.threads(4, None) == (4, ROOM)
+    assert found.threads(4, 10**12) == (4, ROOM)
+    assert found.threads(4, found.plan.peak_memory) == (1, 0)
+    two = found.plan.memory_of(2) + found.plan.largest_output + 77
+    assert found.threads(4, two) == (2, 77)
+    with pytest.raises(OptionError, match="--memory"):
+        found.threads(4, 1000)
+    with pytest.raises(OptionError, match="--jobs: 0 threads"):
+        found.threads(0, None)
+
+
+def test_finished_tensors_never_take_more_than_the_room(tmp_path: Path):
+    """The writer waits at the first tensor: workers may run ahead by the room, and not by one more."""
+    made: list[str] = []
+    go = threading.Event()
+    lock = threading.Lock()
+
+    def producer(name: str) -> Callable[[], Any]:
+        def produce() -> Any:
+            if name == "t0":
+                go.wait(10)
+            with lock:
+                made.append(name)
+            return np.full(100, float(name[1:]), np.float32)
+
+        return produce
+
+    plans = [TensorPlan(f"t{number}", (100,), "float32", producer(f"t{number}")) for number in range(9)]
+    plans.insert(5, TensorPlan("t99", (1000,), "float32", lambda: np.ones(1000, np.float32)))
+    with Ahead(2, room=1200) as ahead:  # three tensors of 400 bytes; t99 fits at no time
+        wrapped = ahead.plans(plans, lambda plan: None)
+        writer = threading.Thread(target=write_file, args=(tmp_path / "x.safetensors", wrapped))
+        writer.start()
+        threading.Event().wait(0.3)
+        with lock:
+            assert sorted(made) == ["t1", "t2"]
+        go.set()
+        writer.join()
+        assert ahead.room == 1200
+    found = load_file(tmp_path / "x.safetensors")
+    assert [float(found[f"t{number}"][0]) for number in range(9)] == list(range(9))
+    assert len(found) == 10
+
+
+def test_the_card_says_what_its_fingerprints_cover(toys: Make, tmp_path: Path, layered: Any):
+    recipe = RECIPES["linear"] | {"models": [{"model": "a"}, {"model": "b"}]}
+    card = (merge(recipe).save(tmp_path / "one") / "README.md").read_text()
+    assert "sampled:" in card
+    assert "does not vouch for every byte" in card
+    with checkpoints.open("a") as model:
+        before = sampled_fingerprint(model)
+    changed = layered(1, noise_of=layered(0))
+    changed["embed.weight"][-1, -1] += 1  # far from the start of a tensor
+    toys("a", changed, num_hidden_layers=2)
+    with checkpoints.open("a") as model:
+        assert sampled_fingerprint(model) != before
