@@ -1,0 +1,114 @@
+"""Speed of adapt: FA's Sinkhorn beside the embedder, and stage 1 beside naive fine-tuning.
+
+    python benchmarks/adapt.py fa          # one step of FA at 128 × 5000
+    python benchmarks/adapt.py stage1      # stage 1 and nft on 5,000 series (minutes)
+    python benchmarks/adapt.py fit         # one whole fit on ECG5000 with the defaults of `adapt fit`
+
+Ratios are taken within one run, in CPU seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+
+from transship.verbs.adapt.losses import Alignment
+from transship.verbs.adapt.network import pooled
+
+STEPS = 40
+
+
+def fa(length: int = 140, rows: int = 128, items: int = 5000) -> dict[str, float]:
+    """Return milliseconds per step: the embedder (both ways, and Adam), the distance matrix, Sinkhorn."""
+    from transship.data import find_model
+    from transship.verbs.adapt.backbone import open_backbone
+    from transship.verbs.adapt.embedders import shape_for
+    from transship.verbs.adapt.network import new_embedder
+
+    theta = open_backbone(str(find_model("minilm-l6"))).theta
+    torch.manual_seed(0)
+    source = theta.positions.mean(0) + 0.14 * torch.randn(items, theta.width)  # type: ignore[union-attr]
+    embedder = new_embedder(shape_for(theta, (length,), 1, tokens=32), theta, 0)
+    optimiser = torch.optim.Adam(embedder.parameters(), 3e-3)
+    inputs, alignment = torch.randn(rows, 1, length), Alignment(source)
+    spent = {"embedder": 0.0, "distances": 0.0, "sinkhorn": 0.0}
+    distances = alignment._distances
+
+    def timed(features: torch.Tensor) -> torch.Tensor:
+        start = time.process_time()
+        made = distances(features)
+        spent["distances"] += time.process_time() - start
+        return made
+
+    alignment._distances = timed  # type: ignore[method-assign]
+    for step in range(STEPS + 5):
+        if step == 5:  # warm
+            spent = dict.fromkeys(spent, 0.0)
+        start = time.process_time()
+        made = pooled(embedder(inputs))
+        spent["embedder"] += time.process_time() - start
+        features = made.detach().requires_grad_(True)
+        before, start = spent["distances"], time.process_time()
+        value = alignment(features)
+        spent["sinkhorn"] += time.process_time() - start - (spent["distances"] - before)
+        start = time.process_time()
+        (slope,) = torch.autograd.grad(value, features)
+        spent["distances"] += time.process_time() - start
+        start = time.process_time()
+        made.backward(slope)
+        optimiser.step()
+        optimiser.zero_grad()
+        spent["embedder"] += time.process_time() - start
+    return {name: 1000 * value / STEPS for name, value in spent.items()}
+
+
+def stage1(rows: int = 5000) -> dict[str, float]:
+    """Return CPU seconds of stage 1 with its logs, and of 8 passes of nft, from its first steps."""
+    from transship import data
+    from transship.verbs.adapt import Recraft
+
+    train = data.load("ucr_ElectricDevices").split("train")
+    order = np.random.default_rng(0).permutation(len(train))[:rows]
+    inputs, labels = np.asarray(train.inputs, np.float32)[order], np.asarray(train.labels)[order]
+    share = 0.1
+    common = {"backbone": "minilm-l6", "tokens": 16, "validation": share, "log_every": 1000, "device": "cpu"}
+    steps = 4
+    model = Recraft(**common, method="recraft", steps=steps, batch_size=64).fit(inputs, labels)
+    plain = Recraft(**common, method="nft", steps=steps, batch_size=64).fit(inputs, labels)
+    passes = 8 * (len(inputs) * (1 - share) // 64)
+    return {
+        "stage 1": model.seconds_["stage1"],
+        "nft, 8 passes": plain.seconds_["stage2"] * passes / steps,
+    }
+
+
+def fit() -> dict[str, float]:
+    """Return CPU and wall seconds of one whole fit on ECG5000, and its test error."""
+    from transship import data
+    from transship.verbs.adapt import Recraft
+
+    found = data.load("ucr_ECG5000")
+    train, test = found.split("train"), found.split("test")
+    cpu, wall = time.process_time(), time.perf_counter()
+    model = Recraft("minilm-l6", method="recraft", device="cpu").fit(
+        np.asarray(train.inputs), train.labels, compare=True
+    )
+    spent = {"CPU seconds": time.process_time() - cpu, "wall seconds": time.perf_counter() - wall}
+    return (
+        spent
+        | {"test error": model.evaluate(np.asarray(test.inputs), test.labels)["error"]}
+        | dict(model.seconds_)
+    )
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    asked = sys.argv[1:] or ["fa"]
+    for name in asked:
+        figures = {"fa": fa, "stage1": stage1, "fit": fit}[name]()
+        for what, value in figures.items():
+            print(f"{name:8}{what:20}{value:12.2f}")

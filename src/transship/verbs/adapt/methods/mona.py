@@ -1,0 +1,113 @@
+"""MoNA, as we read its description."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from transship.numerics import derive_seed
+from transship.verbs.adapt.bench import Bench
+from transship.verbs.adapt.objectives import Index, Objective
+from transship.verbs.adapt.protocol import AdaptMethod, Phase
+from transship.verbs.adapt.recalibrate import source_grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mona(AdaptMethod):
+    """Move the embedder so that a body fitted to the target still knows the source (our reading of MoNA).
+
+    Its authors released no code and describe a bilevel problem. Ours: the inner step is one SGD step of body
+    and head on the target loss; the outer loss, differentiated through that step into the embedder, is the
+    *updated* body's cross-entropy on source data (through the source head, which stays) plus its target
+    loss. Then everything is trained on the target.
+
+    Attributes:
+        steps: outer steps.
+        rate: Adam's learning rate of the embedder and the head.
+        inner_rate: of the inner SGD step.
+        batch: rows per step, half for the inner loss and half for the outer.
+        source_items: source items per outer step.
+        source_weight: of the source's cross-entropy in the outer loss.
+    """
+
+    paper: ClassVar[str] = (
+        'our reading of Ma et al., "Learning Modality Knowledge Alignment for Cross-Modality Transfer" (2024)'
+    )
+    needs_source: ClassVar[bool] = True
+    steps: int = 24
+    rate: float = 1e-3
+    inner_rate: float = 1e-2
+    batch: int = 32
+    source_items: int = 16
+    source_weight: float = 1.0
+
+    def phases(self) -> Sequence[Phase]:
+        """Return the bilevel stage."""
+        parts = frozenset({"embedder", "head"})
+        return [Phase("bilevel", self.steps, self.rate, self.batch, Bilevel(self), parts)]  # type: ignore[arg-type]
+
+
+class Bilevel(Objective):
+    """The outer loss, differentiated through one inner step."""
+
+    def __init__(self, method: Mona) -> None:
+        self.method = method
+
+    def loss(self, bench: Bench, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
+        """Return source CE and target loss of the body after the inner step."""
+        half = max(1, len(index) // 2)
+        inner, outer = index[:half], index[half:] if len(index) > half else index[:half]
+        network = bench.network
+        # the body is frozen in this phase: its weights enter as tensors of their own
+        weights = {
+            name: value.detach().clone().requires_grad_(True)
+            for name, value in network.body.named_parameters()
+        }
+        head: dict[str, Tensor] = dict(network.head.named_parameters())
+        # the fused attention kernels have no second derivative
+        with sdpa_kernel(SDPBackend.MATH):
+            first = bench.target_loss(self._outputs(bench, inner, weights, head), inner)
+            names, values = zip(
+                *[*weights.items(), *((f"head.{k}", v) for k, v in head.items())], strict=True
+            )
+            slopes = torch.autograd.grad(first, values, create_graph=True, allow_unused=True)
+            moved = {
+                name: value if slope is None else value - self.method.inner_rate * slope
+                for name, value, slope in zip(names, values, slopes, strict=True)
+            }
+            new_head = {
+                name.removeprefix("head."): v for name, v in moved.items() if name.startswith("head.")
+            }
+            new_body = {name: v for name, v in moved.items() if not name.startswith("head.")}
+            target = bench.target_loss(self._outputs(bench, outer, new_body, new_head), outer)
+            return target + self.method.source_weight * self._source(bench, new_body, step)
+
+    def _outputs(
+        self, bench: Bench, index: Index, body: dict[str, Tensor], head: dict[str, Tensor]
+    ) -> Tensor:
+        tokens = bench.embedded(index)
+        states = functional_call(bench.network.body, body, (tokens, None, bench.network.embedder.shape.grid))
+        made: Tensor = functional_call(bench.network.head, head, (states,))
+        return made
+
+    def _source(self, bench: Bench, body: dict[str, Tensor], step: int) -> Float[Tensor, ""]:
+        source = bench.known
+        generator = np.random.default_rng(derive_seed(bench.seed, "mona", step))
+        items = generator.integers(0, len(source.labels), self.method.source_items)
+        tokens, mask = bench.source_tokens(items.tolist())
+        states: Tensor = functional_call(
+            bench.network.body, body, (tokens, mask, source_grid(bench.backbone))
+        )
+        share = (
+            mask.to(states.dtype) if mask.shape[1] == states.shape[1] else states.new_ones(states.shape[:2])
+        )
+        means = torch.einsum("itw,it->iw", states, share / share.sum(1, keepdim=True))
+        logits = functional.linear(means, source.weight.to(means), source.bias.to(means))
+        return functional.cross_entropy(logits, source.labels[torch.from_numpy(items)].to(logits.device))

@@ -1,0 +1,115 @@
+"""PaRe: patch replacement between source and target."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from transship.numerics import derive_seed
+from transship.verbs.adapt.bench import Bench
+from transship.verbs.adapt.objectives import Index, Objective
+from transship.verbs.adapt.protocol import AdaptMethod
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pare(AdaptMethod):
+    """Train on mixtures in which the best-gated source patches stand for the worst-gated target patches.
+
+    A gate sigmoid(Linear(d, 1)) scores patches of both sides. The N − k target patches of the highest gate
+    stay, the k vacated places take the k best source patches (Gumbel top-k in the first part of the
+    training), and k falls to its end. Loss: ℓ(target) + weight·[(1 − λ) ℓ(mixture, z') + λ CE(mixture, z)]
+    with λ = k/N and a second linear head for source labels; the source's embedding is frozen. Two body
+    passes per step.
+
+    Attributes:
+        start_share: λ at the start.
+        end_share: λ at the end.
+        weight: of the mixture's losses.
+        temperature: of the Gumbel noise.
+        noisy_share: share of the training in which the choice of patches is drawn, not taken.
+    """
+
+    paper: ClassVar[str] = (
+        'Cai et al., "Enhancing Cross-Modal Fine-Tuning with Gradually Intermediate Modality Generation" '
+        "(ICML 2024)"
+    )
+    needs_source: ClassVar[bool] = True
+    start_share: float = 0.5
+    end_share: float = 0.0
+    weight: float = 0.1
+    temperature: float = 0.9
+    noisy_share: float = 0.3
+
+    def objective(self) -> Objective:
+        """Return the loss of stage 2."""
+        return PatchReplacement(self)
+
+
+class PatchReplacement(Objective):
+    """The loss; gate and source head learn beside the network."""
+
+    def __init__(self, method: Pare) -> None:
+        self.method = method
+
+    def begin(self, bench: Bench) -> None:
+        """Make gate and source head."""
+        source = bench.known
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(bench.seed, "pare"))
+            self.gate = nn.Linear(bench.backbone.theta.width, 1).to(bench.device)
+            self.head = nn.Linear(source.weight.shape[1], source.classes).to(bench.device)
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield gate and source head."""
+        yield from (("gate", self.gate), ("source_head", self.head))
+
+    def loss(self, bench: Bench, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
+        """Return ℓ(target) + weight·mixture."""
+        tokens = bench.embedded(index)
+        total = bench.target_loss(bench.network.head(bench.network.states(tokens)), index)
+        method, count = self.method, tokens.shape[1]
+        share = method.start_share + (method.end_share - method.start_share) * step / max(1, steps - 1)
+        replaced = round(share * count)
+        if not replaced:
+            return total
+        generator = np.random.default_rng(derive_seed(bench.seed, "pare", step))
+        items = generator.integers(0, len(bench.known.labels), len(index))
+        source, mask = bench.source_tokens(items.tolist())
+        replaced = min(replaced, int(mask.sum(1).min()))
+        noisy = step < method.noisy_share * steps
+        mixed = self._mix(tokens, source, mask, replaced, generator if noisy else None)
+        states = bench.network.states(mixed)
+        lam = replaced / count
+        target = bench.target_loss(bench.network.head(states), index)
+        labels = bench.known.labels[torch.from_numpy(items)].to(states.device)
+        known = functional.cross_entropy(self.head(states.mean(1)), labels)
+        return total + method.weight * ((1.0 - lam) * target + lam * known)
+
+    def _mix(
+        self, tokens: Tensor, source: Tensor, mask: Tensor, count: int, generator: np.random.Generator | None
+    ) -> Float[Tensor, "batch tokens width"]:
+        """Put the `count` best source patches in the places of the `count` worst target patches."""
+        target_gate = torch.sigmoid(self.gate(tokens))
+        source_gate = torch.sigmoid(self.gate(source))
+        out = self._scores(target_gate, generator).argsort(1)[:, :count]
+        scores = self._scores(source_gate, generator).masked_fill(~mask, float("-inf"))
+        best = scores.topk(count, 1).indices
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+        # straight through: a factor of one whose slope is the gate's, so that the gate learns
+        through = tokens * (1.0 + target_gate - target_gate.detach())
+        chosen = source[rows, best] * (1.0 + source_gate - source_gate.detach())[rows, best]
+        mixed = through.clone()
+        mixed[rows, out] = chosen
+        return mixed
+
+    def _scores(self, gate: Tensor, generator: np.random.Generator | None) -> Tensor:
+        scores = gate.detach().squeeze(2).clamp(1e-6, 1 - 1e-6).log()
+        if generator is None:
+            return scores
+        noise = torch.from_numpy(generator.gumbel(size=tuple(scores.shape))).to(scores)
+        return scores / self.method.temperature + noise

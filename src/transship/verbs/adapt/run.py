@@ -1,0 +1,301 @@
+"""The verb's steps as functions: what the command line calls, and nothing of its own."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transship import data
+from transship.checkpoints.atomic import atomic_file, check_target
+from transship.data import Dataset
+from transship.errors import DataError, OptionError
+from transship.verbs.adapt.artifact import load_adapted
+from transship.verbs.adapt.estimator import Recraft
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Inputs and targets of a data set, as the estimator takes them."""
+
+    inputs: Array
+    targets: Array | None
+    ids: Array
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A model that was fitted and written; `main` is False in the other processes of a launch."""
+
+    model: Recraft
+    folder: Path
+    train: Rows
+    main: bool = True
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        about = self.model.adapted_.about
+        names = (
+            "backbone",
+            "task",
+            "method",
+            "metric",
+            "rows",
+            "validation",
+            "baselines",
+            "advice",
+            "notes",
+            "data",
+        )
+        return (
+            {"model": str(self.folder)}
+            | {name: about.get(name) for name in names}
+            | {
+                "stage1": about["stage1"],
+                "history": about["history"],
+                "seconds": dict(self.model.seconds_),
+            }
+        )
+
+
+def read_rows(
+    reference: Any,
+    *,
+    kind: str = "auto",
+    column: str | None = None,
+    label: str | None = None,
+    split: str | None = None,
+    needs_targets: bool = True,
+) -> tuple[Rows, Dataset]:
+    """Read a data set as arrays: series, arrays, vectors, or images as [rows, channels, height, width]."""
+    asked: Any = {"series": "series", "tabular": "array", "tokens": "array", "grid": None}.get(kind)
+    found = data.load(reference, asked, column=column, label=label)
+    if split is not None and found.splits is not None:
+        found = found.split(split)
+    if found.kind in ("text", "pair"):
+        raise DataError(
+            f"it holds {found.kind}, which the backbone reads already",
+            where=found.name,
+            fix="give series, arrays or images, or name their column with --column",
+        )
+    if needs_targets and found.labels is None:
+        raise DataError("it has no targets", where=found.name, fix="name their column with --label")
+    return Rows(_arrays(found), _named(found), found.ids, found.name), found
+
+
+def _arrays(found: Dataset) -> Array:
+    if found.kind != "image":
+        return np.asarray(found.inputs)
+    pictures = [np.asarray(found.inputs[row], dtype=np.float32) / 255.0 for row in range(len(found))]
+    shapes = {picture.shape for picture in pictures}
+    if len(shapes) > 1:
+        first, second = sorted(shapes)[:2]
+        raise DataError(
+            f"its images have several sizes ({first} and {second} among them)",
+            where=found.name,
+            fix="give one size",
+        )
+    stacked = np.stack(pictures)
+    return stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
+
+
+def _named(found: Dataset) -> Array | None:
+    """Return targets; classes by their names, so that train and test agree whatever their codes are."""
+    if found.labels is None or not found.label_names:
+        return found.labels
+    names: Array = np.asarray(found.label_names)[found.labels]
+    return names
+
+
+def fit(
+    reference: Any,
+    folder: str | Path,
+    *,
+    column: str | None = None,
+    label: str | None = None,
+    validation: str | float = 0.2,
+    compare: bool = True,
+    force: bool = False,
+    seen: Any = None,
+    tell: Callable[[str], None] = lambda line: None,
+    **parameters: Any,
+) -> Fitted:
+    """Fit on a data set and write the model.
+
+    Of a data set with splits only `train` is learned from, and `validation`, where there is one, is what it
+    chooses by; a test split is never read. With `compare` the raw baselines come first, and unless told
+    otherwise the network stands on the best of them (`base`), and validation may choose that one alone: on
+    few rows random convolutions erred less than every adapted body that was measured.
+    """
+    target = check_target(folder, force=force)
+    kind = str(parameters.get("kind", "auto"))
+    rows, found = read_rows(reference, kind=kind, column=column, label=label)
+    held: Any = validation
+    if found.splits is not None:
+        rows, _ = read_rows(reference, kind=kind, column=column, label=label, split="train")
+    if isinstance(validation, str):
+        other, _ = read_rows(validation, kind=kind, column=column, label=label)
+        held = (other.inputs, other.targets)
+    elif "validation" in found.split_sizes:
+        other, _ = read_rows(reference, kind=kind, column=column, label=label, split="validation")
+        held = (other.inputs, other.targets)
+    if compare and parameters.get("predictor", "linear") == "linear":
+        parameters.setdefault("base", "auto")
+    work = target.parent / f".{target.name}.work"
+    model = Recraft(validation=held, work=work, **parameters)
+    model.fit(rows.inputs, rows.targets, compare=compare, seen=seen, tell=tell)
+    if not _is_main():  # of several processes, one writes
+        return Fitted(model, Path(folder), rows, main=False)
+    model.save(folder, force=force)
+    if work.is_dir() and not any(work.iterdir()):
+        work.rmdir()
+    return Fitted(model, Path(folder), rows)
+
+
+def _is_main() -> bool:
+    from accelerate import PartialState  # type: ignore[import-untyped]
+
+    return bool(PartialState().is_main_process)
+
+
+def predict(
+    folder: str | Path,
+    reference: Any,
+    *,
+    column: str | None = None,
+    label: str | None = None,
+    split: str | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+) -> tuple[Array, dict[str, float], Rows]:
+    """Return predictions for a data set, its metrics where it has targets, and the rows.
+
+    Write them if asked.
+    """
+    if out is not None:
+        check_target(out, force=force)
+    model = load_adapted(folder)
+    kind = _kind_of(model)
+    rows, _ = read_rows(reference, kind=kind, column=column, label=label, split=split, needs_targets=False)
+    made = model.predict(rows.inputs)
+    metrics = model.evaluate(rows.inputs, rows.targets) if rows.targets is not None else {}
+    if out is not None:
+        _write(Path(out), rows, made, model, force)
+    return made, metrics, rows
+
+
+def bound(
+    folder: str | Path,
+    reference: Any,
+    *,
+    column: str | None = None,
+    label: str | None = None,
+    split: str | None = None,
+    seed: int = 0,
+) -> Any:
+    """Return the terms of Theorem 7 on a data set that did not train."""
+    from transship.verbs.adapt.bound import measure_bound
+
+    model = load_adapted(folder)
+    rows, _ = read_rows(reference, kind=_kind_of(model), column=column, label=label, split=split)
+    return measure_bound(model, rows.inputs, rows.targets, seed=seed)
+
+
+def sensitivity(fitted: Fitted, omegas: Sequence[float], *, seen: Any = None) -> list[tuple[float, float]]:
+    """Fit again with each ω; return (ω, validation metric) pairs, Fig. 6."""
+    points = []
+    for omega in omegas:
+        parameters = fitted.model.get_params() | {"omega": float(omega), "work": None}
+        other = Recraft(**parameters).fit(fitted.train.inputs, fitted.train.targets, seen=seen)
+        points.append((float(omega), float(other.validation_[other.metric_])))
+    fitted.model.adapted_.about["sensitivity"] = [list(point) for point in points]
+    return points
+
+
+def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: bool = False) -> Path:
+    """Write the page of a fit, with the bound on its validation rows where it has a source and classes."""
+    from transship.verbs.adapt.bound import measure_bound
+    from transship.verbs.adapt.page import fit_page
+
+    model = fitted.model
+    if model.source_ is not None and model.task_ == "classification":
+        held = model.validation
+        index = model.validation_index_
+        rows, wanted = (
+            held if isinstance(held, tuple) else (fitted.train.inputs[index], _picked(fitted.train, index))
+        )
+        model.adapted_.bound = measure_bound(model, rows, wanted, seed=model.seed)
+    return fit_page(model.adapted_, command).write(Path(path), force=force)
+
+
+def bound_report(found: Any, model: str, path: str | Path, *, force: bool = False) -> Path:
+    """Write the page of `transship adapt bound`."""
+    from transship.report import Page, Section
+    from transship.verbs.adapt.page import bound_blocks
+
+    summary = f"{model}: target error {found.err_target:.3f} nats, bound {found.total:.3f}."
+    return Page("The bound of an adapted model", summary, [Section("Bound", bound_blocks(found))]).write(
+        Path(path), force=force
+    )
+
+
+def _picked(rows: Rows, index: Array) -> Array:
+    assert rows.targets is not None
+    return np.asarray(rows.targets[index])
+
+
+def _kind_of(model: Recraft) -> str:
+    inputs = model.adapted_.inputs
+    return "tabular" if inputs.tabular else inputs.kind
+
+
+def _write(out: Path, rows: Rows, made: Array, model: Recraft, force: bool) -> None:
+    suffix = out.suffix.lower()
+    if suffix not in (".npy", ".csv", ".parquet"):
+        raise OptionError(
+            f"'{suffix}' is no format for predictions", where=str(out), fix="name a .csv, .parquet or .npy"
+        )
+    with atomic_file(out, force=force) as draft:
+        if suffix == ".npy":
+            np.save(draft, made, allow_pickle=False)
+            return
+        if made.ndim > 2:
+            raise OptionError("fields do not fit a table", where=str(out), fix="name a .npy file")
+        import pyarrow
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        columns: dict[str, Any] = {"id": [str(one) for one in rows.ids]}
+        if made.ndim == 1:
+            columns["prediction"] = made.tolist()
+        else:
+            columns |= {f"prediction_{number}": made[:, number].tolist() for number in range(made.shape[1])}
+        if model.task_ == "classification":
+            scores = model.predict_proba(rows.inputs)
+            columns |= {f"p_{name}": scores[:, place].tolist() for place, name in enumerate(model.classes_)}
+        table = pyarrow.table(columns)
+        (pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table)(table, str(draft))
+
+
+def as_json(value: Any) -> Any:
+    """Return plain data for `--json`."""
+    return json.loads(json.dumps(value, default=lambda one: one.item() if hasattr(one, "item") else str(one)))
+
+
+__all__ = [
+    "Fitted",
+    "Rows",
+    "as_json",
+    "bound",
+    "bound_report",
+    "fit",
+    "predict",
+    "read_rows",
+    "sensitivity",
+    "write_report",
+]

@@ -1,0 +1,111 @@
+"""The rows to learn from and the rows to choose by: drawn once, by seed, never from a test set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transship.errors import DataError, OptionError
+from transship.numerics import derive_seed
+from transship.verbs.adapt.settings import Settings
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Raw rows in two parts.
+
+    Attributes:
+        inputs: to learn from.
+        targets: of these.
+        held_inputs: to choose by.
+        held_targets: of these.
+        held_index: which of the given rows are held out; empty when they came as a set of their own.
+    """
+
+    inputs: Array
+    targets: Array
+    held_inputs: Array
+    held_targets: Array
+    held_index: NDArray[np.int64]
+
+
+def split_rows(X: Any, y: Any, settings: Settings) -> Split:  # noqa: N803 - scikit-learn's name
+    """Return the parts; classes are cut at the share each, so that every class that can be is in both."""
+    inputs, targets = plain(X, "X"), plain(y, "y")
+    if len(inputs) != len(targets):
+        raise DataError(
+            f"there are {len(inputs)} inputs and {len(targets)} targets",
+            where="y",
+            fix="give one target per input",
+        )
+    if not len(inputs):
+        raise DataError("there are no rows", where="X", fix="give at least four")
+    given = settings.validation
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
+            raise OptionError(
+                "it is neither a share nor a pair (X, y)", where="validation", fix="give one of them"
+            )
+        held, held_targets = plain(given[0], "validation X"), plain(given[1], "validation y")
+        if len(held) != len(held_targets) or not len(held):
+            raise DataError(
+                "inputs and targets do not pair", where="validation", fix="give one target per input"
+            )
+        return Split(inputs, targets, held, held_targets, np.empty(0, np.int64))
+    if not isinstance(given, int | float) or not 0 < given < 1:
+        raise OptionError(
+            f"the share {given!r} is not between 0 and 1",
+            where="validation",
+            fix="give 0.2, or a pair (X, y)",
+        )
+    if len(inputs) < 4:
+        raise DataError(
+            f"{len(inputs)} rows are too few to learn from and to choose by",
+            where="X",
+            fix="give four or more",
+        )
+    index = _held(targets, float(given), settings)
+    kept = np.setdiff1d(np.arange(len(inputs)), index)
+    return Split(inputs[kept], targets[kept], inputs[index], targets[index], index)
+
+
+def _held(targets: Array, share: float, settings: Settings) -> NDArray[np.int64]:
+    generator = np.random.default_rng(derive_seed(settings.seed, "validation"))
+    values, counts = np.unique(targets, return_counts=True) if targets.ndim == 1 else (targets, np.empty(0))
+    by_class = targets.ndim == 1 and len(values) <= max(20, len(targets) // 4)
+    if not by_class:
+        return np.sort(generator.permutation(len(targets))[: max(1, round(share * len(targets)))])
+    chosen: list[int] = []
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        rows = generator.permutation(np.flatnonzero(targets == value))
+        # a class of one row teaches; it cannot also choose
+        take = min(count - 1, max(1, round(share * count)))
+        chosen += rows[:take].tolist()
+    if not chosen:
+        return np.sort(generator.permutation(len(targets))[: max(1, round(share * len(targets)))])
+    return np.sort(np.array(chosen, dtype=np.int64))
+
+
+def plain(values: Any, where: str) -> Array:
+    """Return values as an array; tensors and lists become one."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise DataError("rows are ragged", where=where, fix="give rows of one shape") from error
+    if not array.ndim:
+        raise DataError("it is one value and no rows", where=where, fix="give an array")
+    if array.dtype == object and where.endswith("y"):
+        array = (
+            array.astype(str) if any(isinstance(value, str) for value in array.flat) else array.astype(float)
+        )
+    return array
+
+
+__all__ = ["Split", "plain", "split_rows"]

@@ -1,0 +1,118 @@
+"""A body run from embedded tokens is the model itself, for every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from transship.errors import CheckpointError
+from transship.verbs.adapt.backbone import Backbone, open_backbone
+
+TEXT = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def text_model(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "DistilBert":
+        config: Any = transformers.DistilBertConfig(
+            vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32
+        )
+    else:
+        config = getattr(transformers, f"{name}Config")(vocab_size=50, max_position_embeddings=40, **TEXT)
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "MPNet", "DistilBert", "XLMRoberta", "Camembert"])
+def test_a_text_body_gives_the_models_own_states_from_its_own_embeddings(name: str):
+    model = text_model(name)
+    ids = torch.randint(4, 50, (3, 7))
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 5:] = False
+    ids[1, 5:] = model.config.pad_token_id
+    with torch.inference_mode():
+        expected = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        tokens = model.embeddings(input_ids=ids)
+        body = open_backbone(model).body()
+        torch.testing.assert_close(body(tokens, mask)[mask], expected[mask])
+
+
+def test_a_body_is_a_copy_and_leaves_the_model_as_it_was(tiny_bert: Backbone):
+    before = tiny_bert.fingerprint
+    body = tiny_bert.body()
+    with torch.no_grad():
+        for parameter in body.parameters():
+            parameter.add_(1.0)
+    again = open_backbone(tiny_bert.loaded)
+    assert again.fingerprint == before
+    assert not any("word_embeddings" in name for name, _ in body.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+def test_a_vision_body_gives_the_models_own_states(name: str):
+    torch.manual_seed(0)
+    model: Any
+    if name == "vit":
+        model = transformers.ViTModel(
+            transformers.ViTConfig(image_size=12, patch_size=4, num_channels=2, **TEXT)
+        )
+    else:
+        model = transformers.SwinModel(
+            transformers.SwinConfig(
+                image_size=16,
+                patch_size=2,
+                num_channels=2,
+                embed_dim=8,
+                depths=[1, 1],
+                num_heads=[2, 2],
+                window_size=4,
+            )
+        )
+    backbone = open_backbone(model.eval())
+    side = backbone.theta.image[0]
+    pictures = [np.random.default_rng(0).normal(size=(2, side, side)).astype(np.float32)] * 3
+    tokens, mask, states = backbone.source_pass(pictures)
+    grid = (side // model.config.patch_size,) * 2
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone.body()(tokens, mask, grid), states)
+    assert backbone.reads == "vision"
+    assert backbone.width_out == states.shape[2]
+
+
+@pytest.mark.parametrize(("name", "first"), [("Bert", 0), ("Roberta", 2), ("MPNet", 2)])
+def test_positions_begin_where_the_family_counts_from(name: str, first: int):
+    model = text_model(name)
+    table = model.embeddings.position_embeddings.weight
+    torch.testing.assert_close(open_backbone(model).theta.positions, table.detach()[first:])
+
+
+def test_a_scratch_body_has_other_weights_that_its_seed_decides(tiny_bert: Backbone):
+    first, second, other = (tiny_bert.scratch_body(seed) for seed in (1, 1, 2))
+    names = [name for name, value in first.named_parameters() if value.dim() > 1]
+    assert names
+    for name in names:
+        assert torch.equal(first.get_parameter(name), second.get_parameter(name))
+        assert not torch.equal(first.get_parameter(name), other.get_parameter(name))
+        assert not torch.equal(first.get_parameter(name), tiny_bert.body().get_parameter(name))
+
+
+def test_a_decoder_and_a_plain_module_are_refused_by_name():
+    model = transformers.GPT2Model(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20))
+    with pytest.raises(CheckpointError, match="a gpt2 is a decoder, and adapt needs an encoder"):
+        open_backbone(model)
+    with pytest.raises(CheckpointError, match="no transformers encoder"):
+        open_backbone(nn.Linear(2, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["minilm-l6", "granite-small", "distilbert-768", "mpnet-base"])
+def test_real_encoders_run_from_their_embeddings(name: str, models_dir: Path):
+    backbone = open_backbone(str(models_dir / name))
+    tokens, mask, states = backbone.source_pass(["a small dog", "a longer sentence about two black cats"])
+    with torch.inference_mode():
+        torch.testing.assert_close(backbone.body()(tokens, mask)[mask], states[mask])

@@ -1,0 +1,226 @@
+"""`Recraft` as scikit-learn knows estimators, its files, its base, and what it says of raw baselines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.model_selection import cross_val_score
+
+import transship
+from transship.errors import DataError, OptionError
+from transship.verbs.adapt import Recraft, load_adapted
+from transship.verbs.adapt.advice import advice
+from transship.verbs.adapt.base import fit_base
+from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.variants import variants
+
+pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
+
+
+@pytest.fixture
+def nft(quick: dict[str, Any]) -> dict[str, Any]:
+    return quick | {"method": "nft", "steps": 5}
+
+
+def test_it_is_found_at_the_top_and_keeps_scikit_learns_conventions(nft: dict[str, Any], waves: Any):
+    model = transship.Recraft(**nft)
+    assert is_classifier(model)
+    assert is_regressor(Recraft(task="regression"))
+    twin = clone(Recraft("somewhere", tokens=9))
+    assert (twin.backbone, twin.tokens) == ("somewhere", 9)
+    scores = cross_val_score(model, *waves, cv=2)
+    assert len(scores) == 2
+    assert np.isfinite(scores).all()
+    fitted = model.fit(*waves)
+    assert fitted is model
+    assert fitted.classes_.tolist() == ["fast", "noise", "slow"]
+    np.testing.assert_allclose(fitted.predict_proba(waves[0]).sum(1), 1.0)
+    assert fitted.score(*waves) == np.mean(fitted.predict(waves[0]) == waves[1])
+
+
+def test_validation_rows_never_train(nft: dict[str, Any], waves: Any):
+    model = Recraft(**nft).fit(*waves)
+    held = model.validation_index_
+    assert 8 <= len(held) <= 16
+    assert set(np.asarray(waves[1])[held]) == {"slow", "fast", "noise"}
+    changed = waves[0].copy()
+    changed[held] = changed[held][::-1]
+    other = Recraft(**nft, select=False).fit(changed, waves[1])
+    same = Recraft(**nft, select=False).fit(*waves)
+    for name, value in same.adapted_.network.state_dict().items():
+        assert torch.equal(value, other.adapted_.network.state_dict()[name]), name
+
+
+def test_a_validation_set_of_ones_own_is_used_as_it_is(nft: dict[str, Any], waves: Any):
+    inputs, labels = waves
+    model = Recraft(**nft, validation=(inputs[40:], labels[40:])).fit(inputs[:40], labels[:40])
+    assert model.adapted_.about["rows"] == {"train": 40, "validation": 20}
+
+
+@pytest.mark.parametrize("more", [{}, {"base": "rocket"}, {"lora_rank": 2}, {"stem": "multiscale"}])
+def test_a_model_comes_back_from_its_folder_as_it_was(
+    nft: dict[str, Any], waves: Any, tmp_path: Path, more: dict[str, Any]
+):
+    model = Recraft(**nft, **more).fit(*waves)
+    model.save(tmp_path / "model")
+    assert {file.suffix for file in (tmp_path / "model").iterdir()} <= {".json", ".safetensors", ".md"}
+    again = load_adapted(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(waves[0]), model.predict_proba(waves[0]))
+    np.testing.assert_array_equal(again.predict(waves[0]), model.predict(waves[0]))
+    card = json.loads((tmp_path / "model" / "transship.json").read_text())
+    assert card["verb"] == "adapt"
+    assert {one["role"] for one in card["inputs"]} >= {"backbone", "data"}
+    assert "validation error" in card["metrics"]
+
+
+def test_the_sources_side_comes_back_too(
+    quick: dict[str, Any], waves: Any, tmp_path: Path, tiny_bert_folder: Path
+):
+    short = quick | {"method_options": {"fa_steps": 3, "fld_steps": 3}, "backbone": str(tiny_bert_folder)}
+    model = Recraft(**short, predictor="transport", freeze_embedder=True).fit(*waves)
+    model.save(tmp_path / "model")
+    again = load_adapted(tmp_path / "model")
+    np.testing.assert_allclose(
+        again.source_probabilities(waves[0]), model.source_probabilities(waves[0]), atol=1e-6
+    )
+    np.testing.assert_allclose(again.embedded(waves[0]), model.embedded(waves[0]), atol=1e-6)
+    norms = again.source_gradient_norms(waves[0][:5])
+    assert norms.shape == (5,)
+    assert (norms > 0).all()
+    np.testing.assert_array_equal(again.target_codes(waves[1]), model.target_codes(waves[1]))
+    np.testing.assert_allclose(again.adapted_.network.head.plan.sum(1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("damage", ["cut", "json", "foreign", "gone"])
+def test_a_damaged_folder_is_one_sentence(nft: dict[str, Any], waves: Any, tmp_path: Path, damage: str):
+    Recraft(**nft).fit(*waves).save(tmp_path / "model")
+    weights, about = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "adapted.json"
+    if damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-10])
+    elif damage == "json":
+        about.write_text(about.read_text()[:50])
+    elif damage == "foreign":
+        about.write_text("{}")
+    else:
+        about.unlink()
+    with pytest.raises(DataError, match=r"cut short or was changed|is no adapted model|holds no"):
+        load_adapted(tmp_path / "model")
+
+
+def test_on_a_base_the_network_starts_as_the_base_and_validation_never_gets_worse(
+    nft: dict[str, Any], waves: Any
+):
+    model = Recraft(**nft | {"steps": 10}, base="ridge").fit(*waves)
+    first = model.history_[0]
+    assert first["step"] == 0
+    base = model.adapted_.base
+    assert base is not None
+    held = model.validation_index_
+    scaled = model.adapted_.inputs.transform(waves[0][held])
+    alone = np.mean(model.classes_[base.outputs(scaled).argmax(1)] != waves[1][held])
+    assert first["validation"] == pytest.approx(alone)
+    assert model.validation_["error"] <= alone
+
+
+def test_the_bases_outputs_on_training_rows_come_from_models_that_did_not_see_them(waves: Any):
+    generator = np.random.default_rng(0)
+    inputs, truth = generator.normal(size=(60, 1, 200)).astype(np.float32), generator.integers(0, 2, 60)
+    base, offsets = fit_base("logistic", inputs, truth, Targets.fit(truth), seed=0)
+    own = (base.outputs(inputs).argmax(1) == truth).mean()
+    crossed = (offsets.argmax(1) == truth).mean()
+    assert own > 0.95  # more features than rows: noise is learned by heart
+    assert crossed < 0.75
+
+
+def test_numeric_targets_have_a_base_too(nft: dict[str, Any], waves: Any):
+    shifted = np.roll(waves[0], 2, axis=1).astype(float)
+    model = Recraft(**nft, task="dense", base="ridge").fit(waves[0], shifted)
+    assert model.predict(waves[0]).shape == shifted.shape
+    assert model.history_[0]["validation"] < 0.9
+
+
+def test_baselines_stand_beside_the_model_with_a_word_on_which_to_use(nft: dict[str, Any], waves: Any):
+    lines: list[str] = []
+    model = Recraft(**nft).fit(*waves, compare=True, tell=lines.append)
+    assert {row["name"] for row in model.baselines_} >= {"logistic", "ridge", "rocket", "constant"}
+    assert any(line.startswith("raw baseline rocket: validation error") for line in lines)
+    assert model.advice_
+    assert not Recraft(**nft).fit(*waves).baselines_
+
+
+def test_auto_fits_every_way_of_stage_two_and_validation_chooses(
+    quick: dict[str, Any], waves: Any, tmp_path: Path
+):
+    short = quick | {"method_options": {"fa_steps": 2, "fld_steps": 2}, "steps": 4, "work": tmp_path}
+    lines: list[str] = []
+    model = Recraft(**short, predictor="auto", freeze_embedder="auto").fit(*waves, tell=lines.append)
+    tried = model.adapted_.about["variants"]
+    assert len(tried) == len(lines) == 4
+    assert model.validation_["error"] == min(tried.values())
+    assert [way.predictor for way in variants(Recraft(method="nft", predictor="auto"), waves[1])] == [
+        "linear"
+    ]
+    dense = Recraft(predictor="auto", freeze_embedder="auto")
+    assert len(variants(dense, waves[0].astype(float))) == 2  # transport has no meaning for signals
+
+
+def test_advice_follows_the_figures_and_their_noise():
+    raw = [{"name": "rocket", "validation": 0.10}, {"name": "ridge", "validation": 0.3}]
+    assert advice(0.02, 400, "error", raw, "nft").startswith("use the adapted model (nft)")
+    assert advice(0.30, 400, "error", raw, "nft").startswith("use the raw baseline rocket")
+    assert "show no difference" in advice(0.09, 40, "error", raw, "nft")
+    assert advice(0.2, 40, "error", [], "nft") == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"predictor": "transport"}, "label transport needs a source, and nft has none"),
+        ({"predictor": "pooled"}, "the pooled head is for dense targets"),
+        ({"tokens": 1}, "tokens: it is 1; give a whole number from 2"),
+        ({"epochs": 0}, "epochs: it is 0"),
+        ({"metric": "mse"}, "'mse' does not apply to classification"),
+        ({"metric": "eror"}, "there is no metric 'eror'"),
+        ({"loss": "mse"}, "'mse' is no loss of classification"),
+        ({"validation": 1.5}, "the share 1.5 is not between 0 and 1"),
+        ({"method": "recrafd"}, "there is no method 'recrafd'"),
+        ({"method": "recraft", "omega": -1.0}, "ω is -1.0"),
+        ({"base": "forest"}, "base: it is 'forest'"),
+        ({"device": "abacus"}, "there is no device 'abacus'"),
+        ({"task": "ranking"}, "there is no task 'ranking'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_sentence(
+    nft: dict[str, Any], waves: Any, more: dict[str, Any], message: str
+):
+    with pytest.raises(OptionError, match=message):
+        Recraft(**nft | more).fit(*waves)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.zeros((0, 9)), np.zeros(0), "there are no rows"),
+        (np.ones((3, 9)), [0, 1, 0], "3 rows are too few"),
+        (np.ones((8, 9)), [0, 1] * 4, "all inputs are the same constant"),
+        (np.ones((8, 1)), [0, 1] * 4, "every input has one value only"),
+        (np.random.default_rng(0).normal(size=(8, 9)), [0] * 8, "one class leaves nothing to learn"),
+        (np.random.default_rng(0).normal(size=(8, 9)), [0, 1] * 3, "there are 8 inputs and 6 targets"),
+        (np.full((8, 9), np.nan), [0, 1] * 4, "row 1 holds NaN"),
+    ],
+)
+def test_hostile_rows_are_refused_before_anything_is_opened(inputs: Any, targets: Any, message: str):
+    with pytest.raises(DataError, match=message):
+        Recraft("no-such-model", method="nft").fit(inputs, np.asarray(targets))
+
+
+def test_more_classes_in_test_than_in_train_are_named(nft: dict[str, Any], waves: Any):
+    model = Recraft(**nft).fit(*waves)
+    with pytest.raises(DataError, match="class square does not occur in training"):
+        model.evaluate(waves[0][:2], np.array(["slow", "square"]))

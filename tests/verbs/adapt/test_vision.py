@@ -1,0 +1,92 @@
+"""Fields and pictures through ViT and Swin, with pictures as proxy; and mixed precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from transship.data import Dataset
+from transship.verbs.adapt import Recraft, load_adapted
+
+pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
+
+
+def model(name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    if name == "vit":
+        config: Any = transformers.ViTConfig(
+            image_size=12,
+            patch_size=4,
+            num_channels=1,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+        )
+        return transformers.ViTModel(config).eval()
+    config = transformers.SwinConfig(
+        image_size=16,
+        patch_size=2,
+        num_channels=1,
+        embed_dim=8,
+        depths=[1, 1],
+        num_heads=[2, 2],
+        window_size=4,
+    )
+    return transformers.SwinModel(config).eval()
+
+
+def pictures(side: int) -> Dataset:
+    """Bright or dark left halves."""
+    generator = np.random.default_rng(0)
+    labels = np.arange(40) % 2
+    values = generator.normal(0, 0.3, (40, 1, side, side)).astype(np.float32)
+    values[labels == 1, :, :, : side // 2] += 1.0
+    return Dataset("halves", "array", values, labels, ("dark", "bright"))
+
+
+@pytest.mark.parametrize("name", ["vit", "swin"])
+@pytest.mark.parametrize("task", ["classification", "dense"])
+def test_vision_backbones_take_fields(name: str, task: str, tmp_path: Path):
+    generator = np.random.default_rng(1)
+    fields = generator.normal(size=(36, 2, 10, 14)).astype(np.float32)
+    labels = np.arange(36) % 3
+    fields[labels == 1, 0] += 1.0
+    wanted: Any = labels if task == "classification" else fields[:, 0].astype(float) + 5.0
+    backbone = model(name)
+    side = backbone.config.image_size  # type: ignore[union-attr]
+    fitted = Recraft(
+        backbone,
+        task=task,
+        proxy=pictures(side),  # type: ignore[arg-type]
+        cache=tmp_path / "cache",
+        steps=6,
+        batch_size=8,
+        omega=0.5,
+        device="cpu",
+        method_options={"fa_steps": 3, "fld_steps": 3},
+    ).fit(fields, wanted)
+    made = fitted.predict(fields)
+    assert made.shape == wanted.shape
+    assert fitted.source_ is not None
+    assert fitted.source_.accuracy > 0.7
+    probabilities = fitted.source_probabilities(fields)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, atol=1e-5)
+    fitted.save(tmp_path / "model")
+    np.testing.assert_allclose(load_adapted(tmp_path / "model").predict(fields[:4]), made[:4], rtol=1e-5)
+
+
+def test_the_same_numbers_in_bfloat16_are_near_and_the_precision_may_change_between_fits(
+    quick: dict[str, Any], waves: Any
+):
+    made = [
+        Recraft(**quick | {"steps": 4}, method="nft", precision=precision).fit(*waves).predict_proba(waves[0])
+        for precision in ("no", "bf16", "no")
+    ]
+    np.testing.assert_array_equal(made[0], made[2])
+    assert 0 < np.abs(made[0] - made[1]).max() < 0.2
