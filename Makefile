@@ -32,10 +32,11 @@ test: setup lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15
 
 demo: setup
-	$(BIN)/python scripts/demo.py demo
+	$(BIN)/transship demo demo
 
 docs: setup
 	$(BIN)/python scripts/reference.py docs/reference
+	$(BIN)/python scripts/results.py docs/results
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: setup

@@ -25,6 +25,13 @@ def test_every_command_and_method_is_documented_as_it_is(tmp_path: Path):
         assert written == (tmp_path / page).read_text(), "run `make docs` and commit docs/reference"
 
 
+def test_the_results_pages_say_what_the_kept_runs_measured(tmp_path: Path):
+    subprocess.run([sys.executable, ROOT / "scripts/results.py", tmp_path], check=True)
+    kept = {page.name: page.read_text() for page in (ROOT / "docs/results").glob("*.md")}
+    assert kept == {page.name: page.read_text() for page in tmp_path.glob("*.md")}, "run `make docs`"
+    assert len(kept) > 1
+
+
 def test_every_command_shows_a_line_to_paste():
     for names, text in reference().commands(reference().group, "transship"):
         if "Commands:" not in text:

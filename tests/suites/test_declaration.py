@@ -50,6 +50,9 @@ def test_a_suite_without_its_parts_is_refused(toy, change: dict[str, Any], said:
 def _cells(quantity: Quantity) -> list[Cell]:
     if isinstance(quantity, Combined):
         return [cell for part in quantity.parts for cell in _cells(part)]
+    inner = getattr(quantity, "quantity", None)  # a suite's own quantity made of another one
+    if isinstance(inner, Quantity):
+        return _cells(inner)
     return [quantity] if isinstance(quantity, Cell) else []
 
 

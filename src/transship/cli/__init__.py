@@ -19,10 +19,12 @@ COMMANDS = {
     "transport": "transship.cli.transport",
     "merge": "transship.cli.merge",
     "translate": "transship.cli.translate",
+    "adapt": "transship.cli.adapt",
     "inspect": "transship.cli.inspect",
     "compare": "transship.cli.compare",
     "methods": "transship.cli.methods",
     "bench": "transship.cli.bench",
+    "demo": "transship.cli.demo",
 }
 
 

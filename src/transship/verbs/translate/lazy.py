@@ -16,7 +16,7 @@ from transship.verbs.translate.moving import Moved
 from transship.verbs.translate.new_rows import NewRows, open_rows
 from transship.verbs.translate.quality import fuse, unit_rows
 from transship.verbs.translate.searching import OldIndex, open_index
-from transship.verbs.translate.stores import Source, Stamp, open_sink, open_source
+from transship.verbs.translate.stores import Source, Stamp, is_finished, open_sink, open_source
 
 Array = np.ndarray[Any, Any]
 Embed = Callable[[Sequence[str]], Array]
@@ -189,6 +189,8 @@ class LazyIndex:
 
     def _write(self, source: Source, target: str) -> Iterator[Moved]:
         stamp = Stamp(self.model, source=source.fingerprint())
+        if is_finished(target, source, stamp):
+            return
         first = _plain(next(iter(source.batches(1))).ids[0])
         sink = open_sink(target, source, stamp, width=self.native.many([first]).shape[1])
         try:

@@ -1,0 +1,79 @@
+"""The demo's story as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transship import report
+from transship.suites.demo.models import Digits, turned
+from transship.suites.demo.steps import Step, signals
+
+
+def story(bases: Mapping[str, float], steps: Sequence[Step], digits: Digits) -> report.Page:
+    """Return the page: what was trained, then a section per verb with its figures."""
+    figures = [
+        report.KeyFigure(
+            step.verb, f"{step.figures[step.ours]:.1%}", f"{step.baseline}: {step.figures[step.baseline]:.1%}"
+        )
+        for step in steps
+    ]
+    trained = ", ".join(f"{name} {share:.1%}" for name, share in bases.items())
+    sections = [
+        report.Section(
+            "What was trained",
+            [
+                report.Text(
+                    "Two vision transformers of four blocks, one narrow and one wide, were trained on "
+                    f"scikit-learn's 1,437 training digits. They read the 360 test digits: {trained}."
+                ),
+                _pictures(digits),
+            ],
+        )
+    ]
+    sections += [report.Section(step.verb.capitalize(), _blocks(step)) for step in steps]
+    return report.Page(
+        "transship: four verbs on two small models",
+        "What a pretrained model has learned, used again elsewhere. Every figure on this page was measured "
+        "a moment ago, on test data that nothing was chosen by.",
+        [report.Section("At a glance", [report.KeyFigures(figures)]), *sections],
+        report.Provenance(command="transship demo", versions=report.library_versions()),
+    )
+
+
+def _blocks(step: Step) -> list[Any]:
+    rows = list(step.figures)
+    shares = [round(100 * value, 1) for value in step.figures.values()]
+    drawn = report.figures.bars(
+        rows,
+        {step.unit: shares},
+        label_title="",
+        value_title=f"{step.unit} [%]",
+        caption=f"{step.verb.capitalize()}: {step.unit}.",
+    )
+    return [report.Text(step.story), drawn, *step.extra]
+
+
+def _pictures(digits: Digits) -> Any:
+    """Return what the models see: digits, turned digits and folded waves, side by side."""
+    import numpy as np
+
+    waves, _ = signals(3, seed=2)
+    scaled = (waves - waves.min()) / (waves.max() - waves.min())
+    shown = np.concatenate([digits.images[:3], turned(digits.images[:3]), scaled])[:, 0]
+    strip = np.concatenate([np.pad(picture, 1) for picture in shown], axis=1)
+    return report.figures.heat_map(
+        strip[::-1].tolist(),
+        rows=[str(place) for place in range(strip.shape[0], 0, -1)],
+        columns=[str(place + 1) for place in range(strip.shape[1])],
+        row_title="pixel row",
+        column_title="pixel column",
+        value_title="brightness",
+        caption="Three digits, the same turned by a quarter, and three waves folded to pictures.",
+    )
+
+
+def write(page: report.Page, folder: Path) -> Path:
+    """Write the page into the demo's folder, in place of an earlier one."""
+    return page.write(folder / "report.html", force=True)

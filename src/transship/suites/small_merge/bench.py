@@ -1,0 +1,257 @@
+"""One setting of continual merging (base, fine-tunes, inputs), and what is measured in it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transship.suites.runner import Case, Context, Measurement
+from transship.suites.small_merge.names import (
+    BASE,
+    CARRIED,
+    CONTROLLED,
+    DRAWN,
+    INDIVIDUAL,
+    JOINT,
+    JOINT_INPUTS,
+    OTMF,
+    OWN,
+    PAPER,
+    SWEPT,
+    TOGETHER,
+    WAYS,
+    Way,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from transship.suites.small_merge.training import Task
+    from transship.suites.small_merge.trajectory import Arrival
+    from transship.verbs.merge.fusion.evaluate import Quality
+    from transship.verbs.merge.fusion.heads import LinearHead
+
+CLOUD = 150  # inputs in the picture of features
+
+
+class Bench(ABC):
+    """Base and fine-tunes of one seed. A suite of pictures and one of texts fill in the rest."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.options = context, context.options
+        self.tasks = self.load_tasks()
+        self.base = self.load_base()
+        self.arrivals = {task.name: self._arrival(task) for task in self.tasks}
+
+    @abstractmethod
+    def load_tasks(self) -> list[Task]:
+        """Return the tasks in their first order."""
+
+    @abstractmethod
+    def load_base(self) -> nn.Module:
+        """Return the body that all fine-tunes start from."""
+
+    @abstractmethod
+    def tuned(self, tasks: Sequence[Task]) -> tuple[nn.Module, list[nn.Linear]]:
+        """Return the base trained on `tasks`, made once."""
+
+    def in_order(self, order: int) -> list[Arrival]:
+        """Return the models as they arrive: as listed, the other way round, or mixed by a fixed draw."""
+        import numpy as np
+
+        names = [task.name for task in self.tasks]
+        if order == 1:
+            names = names[::-1]
+        elif order > 1:
+            names = [names[place] for place in np.random.default_rng(order).permutation(len(names))]
+        return [self.arrivals[name] for name in names]
+
+    def _arrival(self, task: Task) -> Arrival:
+        from transship.suites.small_merge.heads import Known
+        from transship.suites.small_merge.training import encode
+        from transship.suites.small_merge.trajectory import Arrival
+
+        body, heads = self.tuned([task])
+        head = _linear_head(heads[0])
+        count = len(task.train) // 4
+        inputs = task.train.inputs[:count]
+        known = Known(inputs, task.train.labels[:count], head(encode(body, inputs)), task.classes)
+        return Arrival(task.name, body, head, known, task.test.inputs, task.test.labels)
+
+    # -- merging -------------------------------------------------------------------------------------------
+
+    def bodies(
+        self, way: Way, arrivals: Sequence[Arrival], body: nn.Module, seconds: list[float]
+    ) -> Iterator[nn.Module]:
+        """Yield `body` with the merged weights after each arrival; what each merge took goes to `seconds`."""
+        from transship.verbs.merge.fusion import Fusion
+        from transship.verbs.merge.fusion.protocol import continual_method
+
+        method = continual_method(way.method, way.options)
+        fusion = Fusion(
+            self.base,
+            method,
+            heads="own",
+            keep_inputs=None if method.replay else 0,
+            evaluate=False,
+            strength=way.strength,
+            seed=self.context.seed("merge") % 2**31,
+        )
+        for arrival in arrivals:
+            start = time.process_time()
+            fusion.add(_state(arrival), arrival.known.inputs, name=arrival.name)
+            seconds.append(time.process_time() - start)
+            body.load_state_dict(fusion.parameters, strict=True)
+            yield body
+
+    # -- measuring -----------------------------------------------------------------------------------------
+
+    def measured(self, case: Case) -> Iterator[Measurement]:
+        """Measure a case of any part."""
+        if case["part"] == "bounds":
+            yield from self._bounds(self.options["orders"])
+        elif case["part"] == "sweep":
+            way = Way("otmf", {**WAYS[OTMF].options, "alpha": case["alpha"]})
+            yield from self._continual(SWEPT, way, 0)
+        elif case["part"] == "joint":
+            yield from self._joint(JOINT[case["method"]])
+        else:
+            yield from self._continual(case["method"], WAYS[case["method"]], case["order"])
+
+    def _bounds(self, orders: int) -> Iterator[Measurement]:
+        """The base under each kind of head, the fine-tunes themselves and the multi-task reference.
+
+        They do not depend on the order; the base is entered under each, so that it pairs with what does.
+        """
+        from transship.suites.small_merge.trajectory import follow
+
+        first = self.in_order(0)
+        for heads, found in follow(first, [self.base] * len(first)).items():
+            for order in range(orders):
+                yield Measurement({"method": BASE, "heads": heads, "order": order}, _metrics(found))
+        yield from self._controlled(BASE, self.base)
+        yield Measurement({"method": BASE}, self._about(self.base))
+        yield from self._each(INDIVIDUAL, {one.name: (one.model, one.head) for one in first})
+        body, heads_of = self.tuned(self.tasks)
+        together = zip(self.tasks, heads_of, strict=True)
+        yield from self._each(TOGETHER, {task.name: (body, _linear_head(head)) for task, head in together})
+
+    def _continual(self, title: str, way: Way, order: int) -> Iterator[Measurement]:
+        """One way to merge, in one order, under every kind of head."""
+        from transship.suites.small_merge.trajectory import follow
+
+        arrivals, seconds = self.in_order(order), list[float]()
+        last = copy.deepcopy(self.base)  # filled anew at each arrival
+        drawn = order == 0 and self.context.case.seed == 0 and title in DRAWN
+        found = follow(arrivals, self.bodies(way, arrivals, last, seconds), every_step=drawn)
+        for heads, one in found.items():
+            yield Measurement({"heads": heads}, _metrics(one))
+        yield Measurement({}, {**self._about(last), "seconds": sum(seconds)})
+        if order == 0 and title in CONTROLLED:
+            yield from self._controlled(title, last)
+        if drawn:
+            matrices = {kind: _rounded(found[kind].matrix) for kind in (OWN, PAPER, CARRIED)}
+            tasks = [arrival.name for arrival in arrivals]
+            self.context.attach("drawn", {"tasks": tasks, "matrix": matrices, "cloud": self._cloud(last)})
+
+    def _joint(self, way: Way) -> Iterator[Measurement]:
+        """All models merged at once."""
+        from transship.suites.small_merge.trajectory import final_accuracies
+        from transship.verbs.merge.learning.joint import joint
+
+        arrivals, start = self.in_order(0), time.process_time()
+        update = joint(
+            self.base,
+            {arrival.name: _state(arrival) for arrival in arrivals},
+            {arrival.name: arrival.known.inputs[:JOINT_INPUTS] for arrival in arrivals},
+            way.method,
+            options=way.options,
+            seed=self.context.seed("merge") % 2**31,
+        )
+        seconds, body = time.process_time() - start, copy.deepcopy(self.base)
+        body.load_state_dict({name: one + update[name] for name, one in self.base.state_dict().items()})
+        for heads, value in final_accuracies(arrivals, body).items():
+            yield Measurement({"heads": heads}, {"accuracy": value})
+        yield Measurement({}, {**self._about(body), "seconds": seconds})
+
+    def _controlled(self, title: str, body: nn.Module) -> Iterator[Measurement]:
+        """Further heads on a final body: all that labels train, wider carried ones, carried on few inputs."""
+        from transship.suites.small_merge.trajectory import (
+            few_accuracies,
+            label_head_accuracies,
+            wide_accuracies,
+        )
+
+        where: dict[str, str | int] = {"method": title, "order": 0}
+        first = self.in_order(0)
+        for name, value in label_head_accuracies(first, body).items():
+            yield Measurement({**where, "labels": name}, {"accuracy of label heads": value})
+        for heads, value in wide_accuracies(first, body).items():
+            yield Measurement({**where, "heads": heads}, {"accuracy": value})
+        for (count, prior), value in few_accuracies(first, body).items():
+            yield Measurement({**where, "inputs": count, "shrunk": prior}, {"accuracy of few": value})
+
+    def _about(self, body: nn.Module) -> dict[str, float]:
+        """The shift of features against the fine-tunes, and the merged vector's norm against theirs."""
+        from transship.suites.small_merge.trajectory import mean_shift
+
+        start = self.base.state_dict()
+        lengths = [_distance(one.model.state_dict(), start) for one in self.arrivals.values()]
+        plain, transported = mean_shift(self.in_order(0), body)
+        norm = _distance(body.state_dict(), start) / (sum(lengths) / len(lengths))
+        return {"shift": plain, "sinkhorn": transported, "norm": norm}
+
+    def _each(self, title: str, models: Mapping[str, tuple[nn.Module, LinearHead]]) -> Iterator[Measurement]:
+        values = {name: self.arrivals[name].accuracy(body, head) for name, (body, head) in models.items()}
+        yield Measurement({"method": title}, {"accuracy": sum(values.values()) / len(values)})
+        for name, value in values.items():
+            yield Measurement({"method": title, "task": name}, {"accuracy of the task": value})
+
+    def _cloud(self, body: nn.Module) -> dict[str, list[list[float]]]:
+        """Return features of the first task under its fine-tune, the base and the merged body, in a plane."""
+        import torch
+        from sklearn.manifold import TSNE
+
+        from transship.suites.small_merge.training import encode
+
+        first = self.in_order(0)[0]
+        inputs = first.known.inputs[:CLOUD]
+        sides = {"fine-tune": first.model, "base": self.base, "merged": body}
+        rows = torch.cat([encode(one, inputs) for one in sides.values()]).numpy()
+        plane = TSNE(perplexity=min(30.0, len(rows) / 4), random_state=0, init="pca").fit_transform(rows)
+        return {
+            name: [[round(float(value), 2) for value in point] for point in plane[at : at + len(inputs)]]
+            for name, at in zip(sides, range(0, len(rows), len(inputs)), strict=True)
+        }
+
+
+def _state(arrival: Arrival) -> dict[str, Any]:
+    """Return a fine-tune as `Fusion` takes it: the body's weights and those of its head."""
+    return {
+        **arrival.model.state_dict(),
+        "head.weight": arrival.head.weight,
+        "head.bias": arrival.head.bias,
+    }
+
+
+def _linear_head(head: nn.Linear) -> LinearHead:
+    from transship.verbs.merge.fusion.heads import LinearHead
+
+    return LinearHead(head.weight.detach(), head.bias.detach())
+
+
+def _metrics(found: Quality) -> dict[str, float]:
+    return {"accuracy": found.acc, "backward transfer": found.bwt}
+
+
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    squares = [float((one[name] - other[name]).double().square().sum()) for name in other]
+    return math.sqrt(math.fsum(squares))
+
+
+def _rounded(table: Sequence[Sequence[float]]) -> list[list[float | None]]:
+    return [[None if math.isnan(value) else round(value, 4) for value in row] for row in table]

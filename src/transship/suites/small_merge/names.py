@@ -1,0 +1,105 @@
+"""What the suites of continual merging call things: ways to merge, kinds of heads. Cheap to import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BASE, INDIVIDUAL, TOGETHER = "base, nothing merged", "individual fine-tunes", "multi-task training"
+
+OWN, PAPER, TUNED = "own", "tuned, paper's schedule", "tuned, all at the end"
+ONCE, CARRIED, POLISHED = "carried once", "carried", "carried + polish"
+HEADS = (OWN, PAPER, TUNED, ONCE, CARRIED, POLISHED)
+
+# carried onto features of the last three blocks, not of the last one only
+WIDE, WIDE_POLISHED = "carried, three blocks", "carried, three blocks + polish"
+
+# carried on few inputs: how many, and what the ridge shrinks to
+FEW = (50, 100, 200)
+PRIORS: dict[str, dict[str, Any]] = {
+    "to zero": {"penalty": 1e-2},
+    "to the own head": {"penalty": 1e-2, "prior": "own"},
+    "to the own head, strongly": {"penalty": 1e-1, "prior": "own"},
+}
+
+# heads that a quarter of the labels can train: the paper's, two more by Adam, ridge and logistic regression
+LABEL_HEADS = (
+    "Adam 100 × 0.01",
+    "Adam 1000 × 0.001",
+    "Adam 1000 × 0.01",
+    "ridge 0.001",
+    "ridge 0.1",
+    "logistic 1",
+    "logistic 0.03",
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to merge: a continual method with its options and the strength of its vector."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    strength: float | str = 1.0
+
+
+OTMF, MIX, PAIRED = "OTMF", "OTMF without masks", "OTMF, paired distance"
+KEPT = "average, norm kept"
+RUNNING, SWEPT = "OTMF, α = (t−1)/t", "OTMF, sweep"
+# 1/16 of AdaMerging's steps at 16 times its rate: entropy methods would take most of a run otherwise
+_SHORT = {"steps": 60, "learning_rate": 0.0167}
+_BATCH = {"batch_size": 32}
+_DRAWN = {"definition": "drawn"}  # one class per input: the exact Fisher takes as many as there are
+JOINT_INPUTS = 256  # of each task, for joint merges
+WAYS: dict[str, Way] = {
+    "average": Way("average"),
+    "OPCM": Way("opcm"),
+    OTMF: Way("otmf", _BATCH),
+    MIX: Way("otmf", {"iterations": 0}),
+    KEPT: Way("average", strength="norm"),
+    "task arithmetic": Way("task-arithmetic"),
+    "TIES": Way("ties"),
+    "TSV-M": Way("tsvm"),
+    "RegMean": Way("regmean"),
+    "Fisher": Way("fisher", {"inputs": 128, **_DRAWN}),
+    "AdaMerging, task": Way("adamerging", {"per": "task", **_SHORT}),
+    "AdaMerging, layer": Way("adamerging", {"per": "tensor", **_SHORT}),
+    "Concrete": Way("concrete", _SHORT),
+    "OTMF, rows": Way("otmf", {"granularity": "row", **_BATCH}),
+    "OTMF, tensors": Way("otmf", {"granularity": "tensor", **_BATCH}),
+    PAIRED: Way("otmf", {"loss": "paired", **_BATCH}),
+    RUNNING: Way("otmf", {"alpha": "running", **_BATCH}),
+}
+# joint merges, all models at once, as recipes name them; only their final bodies are measured
+JOINT: dict[str, Way] = {
+    "joint average": Way("linear"),
+    "joint task arithmetic": Way("task_arithmetic", {"weight": 0.3}),
+    "joint TIES": Way("ties", {"density": 0.2}),
+    "joint TSV-M": Way("tsvm"),
+    "joint model stock": Way("model_stock"),
+    "joint Fisher": Way("fisher", _DRAWN),
+    "joint RegMean": Way("regmean"),
+    "joint RegMean++": Way("regmean++"),
+    "joint AdaMerging, task": Way("adamerging", {"per": "task", **_SHORT}),
+    "joint AdaMerging, layer": Way("adamerging", {"per": "tensor", **_SHORT}),
+    "joint Concrete": Way("concrete", _SHORT),
+    "joint OTMF": Way("otmf", _BATCH),
+}
+JOINT_HEADS = (OWN, TUNED, CARRIED, POLISHED)
+BASELINES = (
+    "average",
+    "task arithmetic",
+    "TIES",
+    "TSV-M",
+    "OPCM",
+    "AdaMerging, task",
+    "AdaMerging, layer",
+    "Concrete",
+    "RegMean",
+    "Fisher",
+)
+# bodies on which every head that labels can train is tried as well
+CONTROLLED = (BASE, "average", KEPT, "OPCM", OTMF)
+# drawn on the page: accuracy matrices and clouds of features
+DRAWN = ("average", "task arithmetic", "OPCM", OTMF)

@@ -1,0 +1,45 @@
+"""The demo trains little, uses all four verbs, and reuses what it trained."""
+
+import numpy as np
+import pytest
+
+from transship.suites.demo import models, page
+from transship.suites.demo.steps import Demo, Size, signals
+
+TINY = Size(pretrain=30, tune=15, adapt=1)
+
+
+def test_the_same_seed_gives_the_same_waves_of_four_shapes():
+    waves, shapes = signals(40, seed=3)
+    again, _ = signals(40, seed=3)
+    assert waves.shape == (40, 1, 8, 8)
+    assert set(shapes) == {0, 1, 2, 3}
+    assert np.array_equal(waves, again)
+
+
+def test_turning_four_times_gives_the_digits_back():
+    digits = models.load_digits("test")
+    turned = digits
+    for _ in range(4):
+        turned = turned.changed(models.turned)
+    assert np.array_equal(turned.images, digits.images)
+    assert not np.array_equal(digits.changed(models.turned).images, digits.images)
+
+
+@pytest.mark.slow
+def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
+    demo = Demo(tmp_path, TINY)
+    steps = [demo.transport(), demo.merge(), demo.translate(), demo.adapt()]
+    assert [step.verb for step in steps] == ["transport", "merge", "translate", "adapt"]
+    for step in steps:
+        assert {step.ours, step.baseline} <= step.figures.keys()
+        assert all(0 <= value <= 1 for value in step.figures.values())
+        assert step.ours in step.line()
+    written = page.write(page.story(demo.bases(), steps, demo.test), tmp_path)
+    assert "Three digits" in written.read_text()
+
+    trained = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("model.safetensors")}
+    assert len(trained) >= 7
+    again = Demo(tmp_path, TINY)
+    assert again.transport().figures == steps[0].figures
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("model.safetensors")} == trained

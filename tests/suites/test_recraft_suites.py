@@ -1,0 +1,56 @@
+import pytest
+
+from transship.suites.cross_modal.rows import CORE, OTHERS, TITLES
+from transship.suites.runner import Case, Context, load_suite
+from transship.suites.runner.cache import Cache
+
+
+@pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
+def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: str):
+    suite = load_suite(name)
+    for scale in suite.scales.values():
+        cases = [tuple(sorted(case.items())) for case in suite.cases(scale.options)]
+        assert len(cases) == len(set(cases))
+        for variant, own in scale.options["variants"].items():
+            for task in own.get("tasks", own.get("parts")):
+                parts = {
+                    dict(case)["part"]
+                    for case in cases
+                    if (dict(case)["variant"], dict(case)["task"]) == (variant, task)
+                }
+                assert {"raw", "nft", "recraft", "fa"} <= parts
+                assert parts - {"raw", "fno"} <= set(TITLES)
+
+
+def test_the_paper_scale_has_every_row_of_the_paper():
+    suite = load_suite("recraft-series")
+    parts = {case["part"] for case in suite.cases(suite.scales["paper"].options)}
+    assert {*CORE, *OTHERS, "raw", "fno"} == parts
+    assert suite.scales["full"].seeds == 5
+
+
+def test_methods_of_the_rows_exist():
+    from transship.registry import method_names
+
+    assert {*CORE, *OTHERS} - {"nft*", "hybrid"} <= set(method_names("adapt"))
+
+
+def test_the_raw_part_of_a_case_runs_without_a_model(tmp_path):
+    suite = load_suite("recraft-series")
+    case = Case({"variant": "low", "task": "waves", "backbone": "none", "part": "raw"}, 0)
+    context = Context(suite.name, case, suite.scales["quick"].options, Cache(tmp_path))
+    found = {one.factors["method"]: one.metrics["accuracy"] for one in suite.run(case, context)}
+    assert found["rocket"] > max(found["logistic"], found["ridge"], found["constant"])
+
+
+@pytest.mark.slow
+def test_a_case_of_the_series_suite_adapts_a_real_encoder(tmp_path, minilm):
+    suite = load_suite("recraft-series")
+    own = dict(suite.scales["quick"].options["variants"]["low"])
+    own |= {"rows": 40, "test": 20, "settings": {**own["settings"], "epochs": 1}}
+    case = Case({"variant": "low", "task": "waves", "backbone": str(minilm), "part": "nft"}, 0)
+    context = Context(suite.name, case, {"variants": {"low": own}}, Cache(tmp_path))
+    (found,) = suite.run(case, context)
+    assert found.factors["method"] == "nft"
+    assert 0 <= found.metrics["accuracy"] <= 1
+    assert found.metrics["stage2_seconds"] > 0
