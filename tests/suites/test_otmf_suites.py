@@ -73,6 +73,8 @@ def test_medians_are_over_orders_and_seeds():
     result = summarise(suite, "full", (0, 1, 2), cases, fingerprint="", environment={})
     claim = Claim(text="some", quantity=cell("accuracy", method="average"), at_least=0.0)
     assert sorted(over_orders(result, claim)) == sorted(values.values())
+    first = Claim(text="one", quantity=cell("accuracy", method="average", order=1), at_least=0.0)
+    assert over_orders(result, first) == [values[1, seed] for seed in range(3)]
 
 
 def tiny(name: str, **options: Any) -> Suite:

@@ -38,9 +38,10 @@ def medians(result: SuiteResult, claims: Sequence[Claim]) -> Any:
 def over_orders(result: SuiteResult, claim: Claim) -> list[float]:
     """Return the claim's quantity for every order and seed that has it, else for every seed."""
     orders = sorted({one.factors["order"] for one in result.measurements if "order" in one.factors}, key=str)
-    split = [value for order in orders for value in result.per_seed(claim.quantity.within({"order": order}))]
-    whole = split if any(value is not None for value in split) else result.per_seed(claim.quantity)
-    return [value for value in whole if value is not None]
+    split = [result.per_seed(claim.quantity.within({"order": order})) for order in orders]
+    fixed = all(values == split[0] for values in split)  # it names its order, or has none
+    chosen = [result.per_seed(claim.quantity)] if fixed else split
+    return [value for values in chosen for value in values if value is not None]
 
 
 def _drawn(result: SuiteResult) -> Iterator[tuple[str, dict[str, Any]]]:
