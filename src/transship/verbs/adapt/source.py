@@ -5,6 +5,7 @@ FA), the body's token means (for the head) and the gradients that recalibration 
 under the hash of model and data, so that every later fit begins at once.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from transship.checkpoints.atomic import atomic_folder
 from transship.data import Dataset
-from transship.errors import DataError, MissingError, OptionError, TransshipError
+from transship.errors import DataError, MissingError, OptionError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.adapt.backbone import Backbone, Body
 from transship.verbs.adapt.recalibrate import GridPoint, Recalibration, head_grams, recalibrate
@@ -173,10 +174,8 @@ def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
     if proxy != "auto":
         return data.load(proxy, kind)
     if kind == "text":
-        try:
+        with contextlib.suppress(MissingError):  # damaged data is an error of its own
             return data.load("wordnet_supersense", "text", split="train")
-        except TransshipError:
-            pass
     raise MissingError(
         f"{backbone.name} carries no head that names its source's labels, and no proxy for one was given",
         where="proxy",

@@ -35,7 +35,11 @@ def test_tasks_join_and_each_loads_by_from_pretrained(
         with torch.no_grad():
             made = loaded.run(loaded.preprocess(fresh))["logits"]
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
-    assert transformers.AutoModel.from_pretrained(tmp_path / "out") is not None
+    merged, loaded = fusion.parameters, transformers.AutoModel.from_pretrained(tmp_path / "out").state_dict()
+    same = [(key, own) for key in merged for own in loaded if key == own or key.endswith(f".{own}")]
+    assert len(same) == len(merged)
+    for key, own in same:
+        torch.testing.assert_close(loaded[own], merged[key])
 
 
 @pytest.mark.parametrize("name", HEADED)
