@@ -152,13 +152,13 @@ suite = Suite(
             },
         ),
         "full": Scale(
-            seeds=2,
+            seeds=3,
             minutes=100,
             options={
                 "main": MAIN,
                 "once": ONCE,
                 "published": ["bge-small", "minilm-l3"],
-                "seeds": 2,
+                "seeds": 3,
                 "epochs": 2,
                 "full": {
                     "test": 500,
