@@ -101,5 +101,9 @@ def build(family: str) -> Any:
         return t.T5ForConditionalGeneration(
             t.T5Config(vocab_size=67, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4)
         )
+    if family == "vit":  # transformers 5 names its modules differently in memory and in the file
+        small.pop("vocab_size")
+        config = t.ViTConfig(**small, intermediate_size=24, image_size=8, patch_size=4, num_labels=3)
+        return t.ViTForImageClassification(config)
     assert family == "gpt2"
     return t.GPT2LMHeadModel(t.GPT2Config(vocab_size=67, n_positions=32, n_embd=16, n_layer=2, n_head=4))

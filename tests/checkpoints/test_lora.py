@@ -28,6 +28,8 @@ def load(folder: Path, architecture: str | None = None):
 
 def logits(model) -> torch.Tensor:
     with torch.no_grad():
+        if model.config.model_type == "vit":
+            return model(pixel_values=torch.linspace(-1, 1, 3 * 64).reshape(1, 3, 8, 8)).logits
         return model(input_ids=torch.tensor([[5, 9, 33, 2, 60]])).logits
 
 
@@ -55,6 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "transposed": ("gpt2", {"r": 4, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     "positions": ("gpt2", {"r": 2, "target_modules": ["wpe", "c_attn"], "fan_in_fan_out": True}),
     "bert": ("bert", {"r": 4, "target_modules": ["query", "value", "dense"]}),
+    "vit": ("vit", {"r": 4, "target_modules": "all-linear", "modules_to_save": ["classifier"]}),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from transship.checkpoints.atomic import atomic_folder
 from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
+from transship.checkpoints.renaming import names_in_memory, skeleton
 from transship.checkpoints.terms import Layout
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
@@ -58,6 +59,7 @@ def write_adapter(
         layouts: how modules hold their weights, where it is not to be taken from the update.
     """
     kind = find_dtype(dtype).name
+    spoken = _names_for_peft(update, prefix)
     ranks: dict[str, int] = {}
     plans: list[TensorPlan] = []
     found: dict[str, Layout] = {}
@@ -67,11 +69,11 @@ def write_adapter(
         if pair is None or not name.endswith(".weight"):
             in_full.append(name)
         elif pair[0].shape[1]:
-            module = prefix + name.removesuffix(".weight")
+            module = spoken(name).removesuffix(".weight")
             found[module] = (layouts or {}).get(name) or update.layout(name)
             ranks[module] = pair[0].shape[1]
             plans += _factor_plans(module, found[module], *pair, update.shape(name), kind)
-    saved = _saved(update, in_full, prefix, kind, dense)
+    saved = _saved(update, in_full, spoken, kind, dense)
     if not plans and not saved:
         raise CheckpointError(
             "the update changes nothing", where=str(folder), fix="give an update with factors"
@@ -84,6 +86,17 @@ def write_adapter(
             (place / file).write_text(text, "utf-8")
         write_file(place / "adapter_model.safetensors", [*plans, *saved])
     return Path(folder)
+
+
+def _names_for_peft(update: Update, prefix: str) -> Callable[[str], str]:
+    """Return what turns a tensor's name in the file into that of the parameter in memory, which PEFT uses."""
+    base = update.base
+    model = skeleton(base) if base is not None else None
+    if base is None or model is None:
+        return lambda name: prefix + name
+    renamed = names_in_memory([*update.added, *base.tensors], model)
+    there = {stored: name for name, stored in renamed.items()}
+    return lambda name: prefix + there.get(name, name)
 
 
 def _factor_plans(
@@ -100,7 +113,11 @@ def _factor_plans(
 
 
 def _saved(
-    update: Update, names: list[str], prefix: str, dtype: str, dense: Literal["refuse", "save"]
+    update: Update,
+    names: list[str],
+    spoken: Callable[[str], str],
+    dtype: str,
+    dense: Literal["refuse", "save"],
 ) -> list[TensorPlan]:
     """Return whole modules with their new values: changes without factors, and what the base has not."""
     if (names or update.added) and dense == "refuse":
@@ -120,8 +137,7 @@ def _saved(
         if base is not None and name.rpartition(".")[0] in modules:
             change = update.dense(name) if name in update else np.float32(0)
             values[name] = base.read(name) + change
-    key = f"base_model.model.{prefix}"
-    return [_held(key + name, array, dtype) for name, array in values.items()]
+    return [_held(f"base_model.model.{spoken(name)}", array, dtype) for name, array in values.items()]
 
 
 def _held(name: str, values: Array, dtype: str) -> TensorPlan:

@@ -18,6 +18,7 @@ import numpy as np
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.dtypes import CHUNK, Array
 from transship.checkpoints.names import translation
+from transship.checkpoints.renaming import names_in_memory, skeleton
 from transship.checkpoints.terms import Difference, Factors, Layout, LowRank, Term
 from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError
@@ -102,7 +103,7 @@ def adapter_terms(
     _check_settings(adapter)
     modules, saved, copies = _sort(adapter)
     wanted = [*(f"{module}.weight" for module in modules), *saved, *copies]
-    convert = translation(wanted, [*base.tensors, *base.tied])
+    convert = _names_in(base, wanted)
     terms: dict[str, tuple[Term, ...]] = {}
     for module, found in modules.items():
         name = convert.get(f"{module}.weight")
@@ -123,6 +124,18 @@ def adapter_terms(
         if plain in saved or not _equal(adapter, held, base, name):
             terms[name] = (*terms.get(name, ()), Difference(base, name, adapter, held))
     return terms, added
+
+
+def _names_in(base: Checkpoint, wanted: list[str]) -> dict[str, str]:
+    """Return the adapter's name → the base's tensor: by plain names, else by the modules' names in memory."""
+    stored = [*base.tensors, *base.tied]
+    plain = translation(wanted, stored)
+    model = skeleton(base) if len(plain) < len(wanted) else None
+    if model is None:
+        return plain
+    renamed = names_in_memory(stored, model)
+    found = {name: renamed[other] for name, other in translation(wanted, list(renamed)).items()}
+    return max(plain, found, key=len)
 
 
 def default_layout(name: str, base: Checkpoint | None) -> Layout:
