@@ -15,6 +15,8 @@ from transship.errors import OptionError
 from transship.suites import SuiteRun, load_suite, run_suite
 from transship.suites.runner import Measurement
 from transship.suites.runner.cache import load_arrays
+from transship.suites.runner.page import seeds_text
+from transship.suites.runner.results import SuiteResult
 
 
 def untimed(value: object) -> object:
@@ -182,6 +184,25 @@ def test_an_unfinished_run_has_no_result(toy):
     with pytest.raises(OptionError, match="'method plain, seed 1' is not finished"):
         run.result()
     assert len(run.finished()) == 1
+
+
+def test_what_is_finished_can_be_shown_so_far_and_decides_nothing(toy):
+    run = SuiteRun(load_suite("toy-suite", toy()), "quick")
+    with pytest.raises(OptionError, match="no case is finished yet"):
+        run.result(so_far=True)
+    next(run.steps())
+    early = run.result(so_far=True)
+    assert early.unfinished == f"1 of {len(run.cases)} cases are finished"
+    assert {claim.verdict for claim in early.claims} == {"undecided"}
+    assert all(claim.reason.startswith(early.unfinished) for claim in early.claims)
+    assert early.unfinished in seeds_text(early)
+    assert SuiteResult.from_json(json.loads(early.dumps())) == early
+    for _ in run.steps():
+        pass
+    whole = run.result(so_far=True)
+    assert whole == run.result()
+    assert not whole.unfinished
+    assert {claim.verdict for claim in whole.claims} != {"undecided"}
 
 
 def test_a_scale_that_is_not_declared_is_named(toy):

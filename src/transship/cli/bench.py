@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--fresh", is_flag=True, help="Forget finished cases and trained models, and compute all again."
 )
+@click.option("--so-far", is_flag=True, help="Run nothing: write what finished cases of a stopped run say.")
 @click.option("--skip-missing", is_flag=True, help="Leave out suites whose data or models are not here.")
 @click.option("--force", is_flag=True, help="Replace another run's results in OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list of suites, or their results.")
@@ -56,6 +57,7 @@ def command(
     jobs: int,
     device: str,
     fresh: bool,
+    so_far: bool,
     skip_missing: bool,
     force: bool,
     as_json: bool,
@@ -73,6 +75,8 @@ def command(
 
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
+    if so_far and fresh:
+        raise OptionError("--so-far and --fresh contradict each other", where="bench", fix="give one")
     suites = bench.choose(names or ("all",), folder)
     if not names:
         _list([bench.card(suite) for suite in suites], as_json)
@@ -86,7 +90,7 @@ def command(
     folders = [bench.check_output(run, out, force=force) for run in runs]
     results = []
     for run, place in zip(runs, folders, strict=True):
-        result = _watch(run, jobs)
+        result = run.result(so_far=True) if so_far else _watch(run, jobs)
         results.append(result)
         written = bench.write_results(run.suite, result, place)
         _tell(result, written, as_json)

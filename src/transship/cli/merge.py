@@ -141,7 +141,7 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
     default=("auto",),
     show_default=True,
     help="own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are compared, the first "
-    "is saved. auto: carried with kept inputs, carried-once without.",
+    "is saved. auto: carried-polished with kept inputs, carried-once without.",
 )
 @click.option(
     "--head-option", nargs=2, multiple=True, metavar="NAME VALUE", help="A setting of how heads are fitted."

@@ -45,7 +45,8 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
     sections = [report.Section("Claims", _claim_blocks(result.claims))]
     sections += [report.Section(table.title, [table_block(table)]) for table in result.tables]
     sections += [report.Section(curve.title, [_curve_block(curve)]) for curve in result.curves]
-    figures = list(suite.figures(result)) if suite.figures is not None else []
+    # a suite's own figures may draw what an unfinished run has not
+    figures = list(suite.figures(result)) if suite.figures is not None and not result.unfinished else []
     return [*sections, *([report.Section("Figures", figures)] if figures else [])]
 
 
@@ -88,9 +89,11 @@ def seeds_note(spreads: Iterable[Spread]) -> str:
 
 
 def seeds_text(result: SuiteResult) -> str:
-    """Return the scale and the seeds in a sentence."""
+    """Return the scale and the seeds in a sentence, and what is missing in another."""
     seeds = ", ".join(map(str, result.seeds))
-    return f"Scale {result.scale}, {'seeds' if len(result.seeds) > 1 else 'seed'} {seeds}."
+    noun = "seeds" if len(result.seeds) > 1 else "seed"
+    missing = f" Not a whole run: {result.unfinished}." if result.unfinished else ""
+    return f"Scale {result.scale}, {noun} {seeds}.{missing}"
 
 
 def count_verdicts(claims: Sequence[Judgement]) -> str:

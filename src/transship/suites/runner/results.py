@@ -12,7 +12,7 @@ from typing import Any, get_args
 from transship.errors import DataError
 from transship.suites.runner.declaration import Case, Curve, Suite, Table
 from transship.suites.runner.quantities import Measurement, Quantity
-from transship.suites.runner.verdict import Judgement, Spread, Verdict, judge, spread
+from transship.suites.runner.verdict import Judgement, Spread, Verdict, judge, postponed, spread
 
 SCHEMA = 1
 _FIX = "run the suite again with this version of transship"
@@ -79,6 +79,7 @@ class SuiteResult:
         curves: likewise.
         claims: the verdicts.
         seconds: of all cases together, also those of an earlier, killed run.
+        planned: how many cases the whole run has; None in files of before it was noted.
     """
 
     suite: str
@@ -96,6 +97,12 @@ class SuiteResult:
     curves: tuple[CurveResult, ...]
     claims: tuple[Judgement, ...]
     seconds: float
+    planned: int | None = None
+
+    @property
+    def unfinished(self) -> str:
+        """`40 of 84 cases are finished` where some are missing, else an empty text."""
+        return _unfinished(len(self.cases), self.planned)
 
     @property
     def measurements(self) -> list[Measurement]:
@@ -189,13 +196,16 @@ def summarise(
     seeds: Sequence[int],
     cases: Sequence[CaseResult],
     *,
+    planned: int,
     fingerprint: str,
     environment: dict[str, str],
 ) -> SuiteResult:
-    """Return the finished result: tables, curves and verdicts from what the cases measured.
+    """Return the result: tables, curves and verdicts from what the cases measured.
 
-    A table of which this scale measured nothing is left out.
+    A table of which this scale measured nothing is left out. While cases are missing, no claim is decided: a
+    mean over the tasks that came first is not the mean that the claim is about.
     """
+    missing = _unfinished(len(cases), planned)
     measurements = [one for case in cases for one in case.measurements]
     tables = [table_result(table, measurements, seeds) for table in suite.tables]
     measured = [table for table in tables if any(cell.seeds for row in table.cells for cell in row)]
@@ -213,9 +223,19 @@ def summarise(
         cases=tuple(cases),
         tables=tuple(measured or tables),
         curves=tuple(curve_result(curve, measurements, seeds) for curve in suite.curves),
-        claims=tuple(judge(claim, measurements, seeds) for claim in suite.claims),
+        claims=tuple(
+            postponed(judge(claim, measurements, seeds), missing)
+            if missing
+            else judge(claim, measurements, seeds)
+            for claim in suite.claims
+        ),
         seconds=sum(case.seconds for case in cases),
+        planned=planned,
     )
+
+
+def _unfinished(done: int, planned: int | None) -> str:
+    return "" if planned is None or done == planned else f"{done} of {planned} cases are finished"
 
 
 def case_from_json(value: dict[str, Any]) -> CaseResult:

@@ -116,22 +116,29 @@ class SuiteRun:
             done += 1
             yield Step(result.case, done, len(self.cases), result.seconds, reused=False)
 
-    def result(self) -> SuiteResult:
-        """Return tables, curves and verdicts from the finished cases; all must be finished."""
+    def result(self, *, so_far: bool = False) -> SuiteResult:
+        """Return tables, curves and verdicts from the finished cases.
+
+        All must be finished, or, `so_far`, one; claims are then left undecided, whatever the numbers are.
+        """
         results = []
         for case in self.cases:
             result = self._read(case)
-            if result is None:
+            if result is not None:
+                results.append(result)
+            elif not so_far:
                 raise OptionError(
                     f"'{case}' is not finished", where=self.suite.name, fix="run the suite to its end"
                 )
-            results.append(result)
+        if not results:
+            raise OptionError("no case is finished yet", where=self.suite.name, fix="run it without --so-far")
         _no_doubles(results)
         return summarise(
             self.suite,
             self.scale,
             self.seeds,
             results,
+            planned=len(self.cases),
             fingerprint=self.fingerprint,
             environment=environment(),
         )

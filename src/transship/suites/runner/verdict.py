@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -136,6 +137,11 @@ def judge(claim: Claim, measurements: Sequence[Measurement], seeds: Sequence[int
         )
     low, high = interval if interval is not None and not missing else (None, None)
     return Judgement(claim.text, claim.source, claim.rule, verdict, reason, values, found, low, high)
+
+
+def postponed(judgement: Judgement, why: str) -> Judgement:
+    """Return the judgement as undecided because of `why`, with its numbers so far."""
+    return dataclasses.replace(judgement, verdict="undecided", reason=f"{why}; so far {judgement.reason}")
 
 
 def _decide(interval: tuple[float, float], at_least: float | None, at_most: float | None) -> Verdict:

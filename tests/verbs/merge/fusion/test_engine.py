@@ -35,7 +35,7 @@ def test_the_base_module_is_never_changed(toy: Any):
 
 
 def test_history_holds_accuracies_of_all_tasks_seen(toy: Any):
-    fusion = Fusion(toy.base, "opcm", keep_inputs=50)
+    fusion = Fusion(toy.base, "opcm", heads="carried", keep_inputs=50)
     for number in range(3):
         toy.join(fusion, number)
     assert [set(step.accuracy["carried"]) for step in fusion.history] == [
@@ -124,8 +124,8 @@ def test_a_model_taken_out_leaves_the_fusion_of_the_others(toy: Any):
     torch.testing.assert_close(
         fusion.predict("task-2", toy.inputs), other.predict("task-2", toy.inputs), rtol=1e-3, atol=1e-4
     )
-    assert fusion.summary()["heads"]["carried"]["acc"] == pytest.approx(
-        other.summary()["heads"]["carried"]["acc"], abs=0.02
+    assert fusion.summary()["heads"]["carried-polished"]["acc"] == pytest.approx(
+        other.summary()["heads"]["carried-polished"]["acc"], abs=0.02
     )
     fusion.remove(toy.tuned[0]).remove(toy.tuned[2])
     assert fusion.tasks == ()

@@ -150,5 +150,5 @@ def test_a_kind_of_head_that_cannot_be_is_one_sentence(asked: Any, kept: bool, m
 
 
 def test_auto_heads_follow_what_may_be_kept():
-    assert head_kinds("auto", kept=True) == ("carried",)
+    assert head_kinds("auto", kept=True) == ("carried-polished",)
     assert head_kinds("auto", kept=False) == ("carried-once",)

@@ -72,7 +72,7 @@ def test_the_command_line_walks_from_start_to_report(bert: Path, tmp_path: Path)
         assert (out / name).exists(), name
     found = json.loads(run("status", out, "--json"))
     assert [task["name"] for task in found["tasks"]] == ["task-0", "task-1", "task-2"]
-    matrix = found["quality"]["heads"]["carried"]["matrix"]
+    matrix = found["quality"]["heads"]["carried-polished"]["matrix"]
     assert [sum(value is not None for value in row) for row in matrix] == [1, 2, 3]
     assert found["bytes"]["inputs of task-1"] > 0
     shown = run("status", out, "--report", tmp_path / "report.html")

@@ -129,11 +129,11 @@ def _trained(head: LinearHead, features: Tensor, wanted: Tensor, rate: float, st
 
 
 def head_kinds(asked: str | Sequence[str], *, kept: bool) -> tuple[HeadKind, ...]:
-    """Return the kinds asked for, checked; `auto` is `carried` where inputs are kept, else `carried-once`."""
+    """Return the kinds asked for, checked; `auto` polishes carried heads where inputs are kept."""
     names: Iterable[Any] = [asked] if isinstance(asked, str) else asked
     found: list[HeadKind] = []
     for name in names:
-        kind = ("carried" if kept else "carried-once") if name == "auto" else name
+        kind = ("carried-polished" if kept else "carried-once") if name == "auto" else name
         if kind not in HEAD_KINDS:
             raise unknown(str(name), ("auto", *HEAD_KINDS), kind="kind of head", where="--heads")
         if kind in FRESH and not kept:
