@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import multiprocessing
@@ -200,6 +201,7 @@ def run_case(suite: Suite, scale: str, case: Case, cache: Cache, device: str = "
     start = time.perf_counter()
     measurements = tuple(_measurements(suite.run(case, context), case))
     seconds = time.perf_counter() - start
+    gc.collect()  # models in reference cycles: their size means nothing to Python's own count of objects
     return CaseResult(case, measurements, context.attachments, seconds)
 
 
