@@ -14,6 +14,7 @@ from transship import __version__
 from transship.errors import DataError, OutputError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate.artifact import SavedMap, load_map, save_map
+from transship.verbs.translate.engines import Engine
 from transship.verbs.translate.fitting import Direction, Fit, Relevance, check_map, fit_pairs
 from transship.verbs.translate.moving import Moved, apply_map
 from transship.verbs.translate.pairs import Pairs, read_pairs
@@ -120,13 +121,16 @@ def apply(
     columns: Columns | None = None,
     memory: MemoryBudget | None = None,
     force: bool = False,
+    engine: Engine | None = None,
 ) -> Iterator[Moved]:
     """Translate a store; a query map on a FAISS index gives an index that takes the new model's queries."""
     saved = load_map(folder)
     if saved.about.get("direction") == "query":
         yield from _query_side(saved, reference, target, force)
         return
-    yield from apply_map(saved, reference, target, columns=columns, memory=memory, force=force)
+    yield from apply_map(
+        saved, reference, target, columns=columns, memory=memory, force=force, engine=engine
+    )
 
 
 def _query_side(saved: SavedMap, reference: str, target: str, force: bool) -> Iterator[Moved]:
