@@ -1,7 +1,7 @@
-"""Who does the work on a table: this process, some processes of this machine, or the workers of a Ray cluster.
+"""Who does the work on a table: this process, several of this machine, or the workers of a Ray cluster.
 
-Work is a function of (shared, item): `shared` is one large value that every worker gets once (a map), `item` a
-small one (which rows). Items are independent and may be done twice, so a worker that dies costs a retry.
+Work is a function of (shared, item): `shared` is one large value that every worker gets once (a map), `item`
+a small one (which rows). Items are independent and may be done twice, so a worker that dies costs a retry.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -215,12 +214,10 @@ def load_ray() -> Any:
     """Import Ray, or say how to install it."""
     try:
         import ray
-        import ray.data
+        from ray import data as _data  # noqa: F401 - the extra `data` has to be there too
     except ImportError as error:
-        raise MissingError(
-            "needs Ray", where="--engine ray", fix="pip install 'transship[ray]'"
-        ) from error
-    return sys.modules["ray"]
+        raise MissingError("needs Ray", where="--engine ray", fix="pip install 'transship[ray]'") from error
+    return ray
 
 
 def choose_engine(

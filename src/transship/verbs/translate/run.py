@@ -95,11 +95,12 @@ def check(
     most: int | None = None,
     k: int = 10,
     seed: int = 0,
+    engine: Engine | None = None,
 ) -> tuple[Quality, float, int]:
     """Measure a map on other pairs: quality, what the old index alone gives, and how many pairs."""
     saved = load_map(folder)
     with _opened(old, columns) as first, _opened(new, columns) as second:
-        pairs = read_pairs(first, second, most=most, seed=seed)
+        pairs = read_pairs(first, second, most=most, seed=seed, engine=engine)
     direction: Direction = saved.about.get("direction", "index")
     widths = (pairs.old.shape[1], pairs.new.shape[1])
     if (widths if direction == "index" else widths[::-1]) != saved.widths:
@@ -128,9 +129,7 @@ def apply(
     if saved.about.get("direction") == "query":
         yield from _query_side(saved, reference, target, force)
         return
-    yield from apply_map(
-        saved, reference, target, columns=columns, memory=memory, force=force, engine=engine
-    )
+    yield from apply_map(saved, reference, target, columns=columns, memory=memory, force=force, engine=engine)
 
 
 def _query_side(saved: SavedMap, reference: str, target: str, force: bool) -> Iterator[Moved]:

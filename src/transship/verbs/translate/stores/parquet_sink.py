@@ -272,7 +272,7 @@ class ParquetSink:
             _join(self.system, parts, goal)
 
     def _publish_folder(self) -> None:
-        """Put files into a remote folder, which cannot be renamed: a mark stands in it until all are there."""
+        """Put files into a remote folder, which cannot be renamed: a mark stands in it until the last is."""
         if self.force and not self._arriving():
             self.system.remove(self.target)
         self.system.make(self.target)
