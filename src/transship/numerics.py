@@ -51,7 +51,7 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-# anonymous bytes of a process before any work, from above: with numpy and pyarrow; with torch and transformers
+# anonymous bytes of a process before any work, from above: with numpy; with torch and transformers too
 INTERPRETER, TORCH = 45_000_000, 400_000_000
 
 

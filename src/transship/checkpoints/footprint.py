@@ -7,16 +7,18 @@ A token of one block keeps about 14 vectors of the hidden and 4 of the inner wid
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transship.checkpoints.adapters import Adapter
 from transship.checkpoints.checkpoint import Checkpoint
+from transship.checkpoints.lora import Adapter
 from transship.checkpoints.opening import open as open_checkpoint
 
-MOST_TOKENS = 512
+MOST_TOKENS = 512  # where the config does not say
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 _INNER = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -57,7 +59,8 @@ class Footprint:
         elements = sum(math.prod(info.shape) for info in opened.tensors.values())
         if isinstance(opened, Adapter):
             return cls(4 * elements, 0, 0, 0, 0, 0)
-        config = {**opened.config, **_part(opened.config, "vision_config"), **_part(opened.config, "text_config")}
+        parts = (_part(opened.config, name) for name in ("vision_config", "text_config"))
+        config = functools.reduce(operator.or_, parts, dict(opened.config))
         depths = _numbers(config, _LAYERS)
         # a hierarchical model (Swin) doubles its width from stage to stage
         hidden = max(_numbers(config, _WIDTHS), default=1024) * 2 ** max(0, len(depths) - 1)
@@ -72,7 +75,7 @@ class Footprint:
         return batch * tokens * 4 * (14 * self.hidden + 4 * self.inner + 4 * self.heads * tokens)
 
     def training(self, batch: int, tokens: int | None = None) -> int:
-        """Return the bytes of gradients, Adam's two moments and the activations that wait for the way back."""
+        """Return the bytes of gradients, Adam's two moments, and activations that wait for the way back."""
         return 3 * self.weights + self.layers * self.forward(batch, tokens)
 
 
@@ -97,4 +100,4 @@ def _tokens(config: Mapping[str, Any]) -> int:
     if isinstance(size, int) and isinstance(patch, int) and patch > 0:
         return (size // patch) ** 2 + 1
     limit = _numbers(config, ("max_position_embeddings", "n_positions"))
-    return min(MOST_TOKENS, *limit) if limit else MOST_TOKENS
+    return limit[0] if limit else MOST_TOKENS

@@ -28,9 +28,8 @@ def seed_option(command: Command) -> Command:
 
 def memory_option(command: Command) -> Command:
     """Add `--memory`, for commands that choose their chunks by it."""
-    return click.option("--memory", default=None, metavar="SIZE", help="The most memory (that is no file) of a process, as 2GB.")(
-        command
-    )
+    help_ = "The most memory of a process that is no file, as 2GB; what does not fit is refused at once."
+    return click.option("--memory", default=None, metavar="SIZE", help=help_)(command)
 
 
 def engine_options(command: Command) -> Command:

@@ -77,6 +77,7 @@ def column_options(function: Command) -> Command:
 @column_options
 @output_options
 @seed_option
+@memory_option
 def fit(
     old: str,
     new: str,
@@ -90,6 +91,7 @@ def fit(
     vector_column: str | None,
     as_json: bool,
     report: Path | None,
+    memory: str | None,
     **settings: Any,
 ) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
@@ -111,6 +113,7 @@ def fit(
         relevance=(relevance, queries, old_queries) if relevance and queries else None,
         curve=report is not None,
         watch=lambda text: click.echo(text, err=True),
+        memory=_budget(memory),
         **settings,
     )
     if report is not None:
@@ -132,6 +135,7 @@ def fit(
 @click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @engine_options
+@memory_option
 @column_options
 def check(
     map_folder: Path,
@@ -143,6 +147,7 @@ def check(
     as_json: bool,
     id_column: str | None,
     vector_column: str | None,
+    memory: str | None,
     **engine: Any,
 ) -> None:
     """Measure MAP again, on other pairs of OLD and NEW."""
@@ -158,6 +163,7 @@ def check(
         k=k,
         seed=seed,
         engine=_engine(**engine),
+        memory=_budget(memory),
     )
     if as_json:
         print_json({**quality.to_dict(), "old_alone": old_alone, "pairs": count})
@@ -261,11 +267,13 @@ def apply(
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @engine_options
+@memory_option
 def embed(
     texts: str,
     target: str,
     model: str,
     as_json: bool,
+    memory: str | None,
     engine: Any,
     address: str | None,
     jobs: int | None,
@@ -276,7 +284,8 @@ def embed(
 
     # a model on a GPU has it to itself
     workers = _engine(engine, address, jobs, gpus=1 if settings["device"].startswith("cuda") else 0)
-    last = _watch(embed_texts(model, texts, target, engine=workers, **settings), "texts")
+    steps = embed_texts(model, texts, target, engine=workers, memory=_budget(memory), **settings)
+    last = _watch(steps, "texts")
     if as_json:
         print_json({"rows": last.rows, "out": target, "model": model})
     else:
@@ -344,9 +353,9 @@ def _engine(engine: Any, address: str | None, jobs: int | None, gpus: float = 0)
 
 
 def _budget(memory: str | None) -> Any:
-    from transship.numerics import MemoryBudget, parse_bytes
+    from transship.numerics import MemoryBudget
 
-    return MemoryBudget(parse_bytes(memory)) if memory is not None else None
+    return MemoryBudget.parse(memory)
 
 
 def _watch(steps: Iterable[Moved], what: str) -> Moved:

@@ -109,9 +109,10 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     from transship.verbs.translate import moving
 
     two = LocalEngine(2)
-    with monkeypatch.context() as patch, pytest.raises(OptionError, match="a worker process was killed"):
+    with monkeypatch.context() as patch:
         patch.setattr(moving, "translate_part", dies.work)
-        last(apply_map(saved, source, str(tmp_path / "two"), memory=SMALL, engine=two))
+        with pytest.raises(OptionError, match="a worker process was killed"):
+            last(apply_map(saved, source, str(tmp_path / "two"), memory=SMALL, engine=two))
     assert not (tmp_path / "two").exists()
     assert (tmp_path / ".two.partial").exists()
     assert last(apply_map(saved, source, str(tmp_path / "two"), memory=SMALL, engine=two)) == helpers.COUNT
@@ -191,9 +192,10 @@ def test_a_remote_folder_that_is_still_arriving_is_refused_and_finished_later(
         made.append(goal)
         assemble(self, entry, goal)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(ParquetSink, "_assemble", stopped)
-        last(apply_map(saved, source, f"{remote}out", memory=SMALL))
+        with pytest.raises(KeyboardInterrupt):
+            last(apply_map(saved, source, f"{remote}out", memory=SMALL))
     assert (tmp_path / "remote" / "out" / INCOMPLETE).is_file()
     with pytest.raises(DataError, match="is not whole yet"):
         open_source(f"{remote}out")
@@ -209,7 +211,7 @@ def test_what_is_no_parquet_is_refused_by_several_processes(saved, tmp_path: Pat
         last(apply_map(saved, source, str(tmp_path / "out.npy"), engine=LocalEngine(2)))
     with pytest.raises(OptionError, match="--address: is of a Ray cluster"):
         choose_engine("local", address="127.0.0.1:6379")
-    with pytest.raises(MissingError, match="cannot be opened|install"):
+    with pytest.raises(MissingError, match="its file system cannot be opened"):
         open_source("abfs://nowhere/rows.parquet")
     with pytest.raises(DataError, match="Protocol not known"):
         open_source("nonsense://nowhere/rows.parquet")
@@ -245,10 +247,10 @@ def test_a_worker_killed_half_way_through_a_part_costs_a_retry_and_no_row(cluste
     kill, victim, killed = signal.SIGKILL, rows[42], str(tmp_path / "killed")
 
     class Deadly(Ridge):  # travels by value
-        def transform(self, X):
+        def transform(self, X):  # noqa: N803
             import os
 
-            if (X == victim).all(1).any() and not os.path.exists(killed):
+            if (victim == X).all(1).any() and not os.path.exists(killed):
                 with open(killed, "w") as file:
                     file.write(str(os.getpid()))
                 os.kill(os.getpid(), kill)
@@ -309,4 +311,4 @@ def test_the_command_joins_a_running_cluster(cluster, saved, remote: str, tmp_pa
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == helpers.COUNT
     one, other = (pq.read_table(tmp_path / name) for name in ("one", "remote/out"))
-    assert one.drop_columns([]).equals(other)
+    assert one.equals(other)

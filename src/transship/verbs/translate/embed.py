@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import tempfile
@@ -13,8 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from transship.checkpoints.footprint import Footprint
 from transship.data import Dataset, load
 from transship.errors import DataError, OptionError
+from transship.numerics import MemoryBudget
 from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.moving import Moved
 from transship.verbs.translate.stores import Batch, Columns, Place, Stamp, open_sink
@@ -83,6 +86,26 @@ class Encoder:
             loaded, inputs, pooling=self.pooling, normalise=self.normalise, batch_size=self.batch_size
         )
 
+    def within(self, memory: MemoryBudget, source: TextSource) -> Encoder:
+        """Return the encoder with as many texts per forward pass as fit; refuse a model that does not."""
+        from transship.activations.lengths import longest
+        from transship.data import find_model
+
+        if memory.limit is None:
+            return self
+        model = Footprint.of(
+            str(find_model(self.model)), dtype=self.dtype, trust_remote_code=self.trust_remote_code
+        )
+        # the texts themselves, and the vectors of a part
+        texts = sum(len(text) for text in source.texts.inputs)
+        fixed = model.weights + 3 * texts + 8 * PART_ROWS * model.hidden
+        memory.require(fixed + model.forward(1, 1), f"{self.model} with these texts")
+        tokens = longest(str(find_model(self.model)), [self.prompt + text for text in source.texts.inputs])
+        size = memory.rows(
+            model.forward(1, tokens), fixed=fixed, most=self.batch_size, what=f"embedding with {self.model}"
+        )
+        return dataclasses.replace(self, batch_size=size)
+
     def note(self, fingerprint: str) -> str:
         """Return what names these vectors of these texts: everything that changes them."""
         text = f"{self.model}|{self.prompt}|{self.pooling}|{self.normalise}|{fingerprint}"
@@ -108,6 +131,7 @@ def embed_texts(
     id_column: str | None = None,
     force: bool = False,
     engine: Engine | None = None,
+    memory: MemoryBudget | None = None,
     **settings: Any,
 ) -> Iterator[Moved]:
     """Embed every text with `model` into the store `target`, ids and texts kept, yielding after each part.
@@ -115,10 +139,12 @@ def embed_texts(
     Pooling, normalisation and length limit are what the model's own sentence-embedding files say, unless
     given; `settings` are the fields of `Encoder`. Texts are sorted by length inside a part. Stopped and
     called again, it goes on with the next part. Parquet is written by any `engine`, with the same result.
+    `memory` is that of each process: fewer texts run at once where they would not fit.
     """
     encoder, engine = Encoder(model, **settings), engine or LocalEngine()
     with contextlib.ExitStack() as stack:
         source = TextSource(_read(texts, column, id_column, stack))
+        encoder = encoder.within(memory or MemoryBudget(), source)
         width = len(encoder([str(source.texts.inputs[0])])[0])
         stamp = Stamp(model, "", {}, encoder.note(source.fingerprint()))
         sink = open_sink(target, source, stamp, width=width, force=force)

@@ -75,7 +75,7 @@ def plan_apply(
             source.rows * narrow * 4,
             source.rows * wide * 4,
             seconds,
-            _map_bytes(saved) + size * _row_bytes(saved),
+            map_bytes(saved) + size * _row_bytes(saved),
             0,
             _unit(saved),
         )
@@ -237,10 +237,11 @@ def _row_bytes(saved: SavedMap) -> int:
     return 4 * (2 * saved.widths[0] + 3 * saved.widths[1] + (2 * len(support) if support is not None else 0))
 
 
-def _map_bytes(saved: SavedMap) -> int:
+def map_bytes(saved: SavedMap) -> int:
+    """Return the bytes of a map's arrays."""
     return sum(value.nbytes for value in vars(saved.translator).values() if isinstance(value, np.ndarray))
 
 
 def _batch_rows(saved: SavedMap, memory: MemoryBudget | None) -> int:
     budget = memory or MemoryBudget()
-    return budget.rows(_row_bytes(saved), fixed=2 * _map_bytes(saved), most=ROWS, what="translating")
+    return budget.rows(_row_bytes(saved), fixed=2 * map_bytes(saved), most=ROWS, what="translating")

@@ -100,6 +100,12 @@ def read_pairs(
     return pairs
 
 
+def reading_bytes(old: Source, new: Source) -> int:
+    """Return what joining takes at most: both sides of every pair, twice while put together, and the ids."""
+    most = min(old.rows, new.rows)
+    return most * (2 * 4 * (old.width + new.width) + 600)
+
+
 def _read(source: Source, wanted: Mapping[Any, int] | None, engine: Engine) -> tuple[list[Any], Array]:
     """Return ids and vectors of the rows that are wanted, in the order of the store."""
     pieces: Iterable[tuple[list[Any], Array]]

@@ -1,0 +1,34 @@
+"""What comparing and collecting take in memory beside the models, from above, before anything is loaded."""
+
+from transship.activations.compare import WIDEST
+from transship.activations.plan import BUFFER_BYTES, MOST_BUFFERED_ROWS
+from transship.checkpoints.footprint import Footprint
+
+# spaces that a block's sites share between them: what enters attention, leaves it, enters and leaves the MLP,
+# the residual stream, and the inside of the MLP
+_NARROW, _INNER = 7, 2
+
+
+def comparing_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:
+    """Return what `compare` takes: both models, one batch, waiting rows, and Moments of every space."""
+    moments = rows = 0
+    for width_a, width_b, count in (
+        (source.hidden, target.hidden, _NARROW),
+        (source.inner, target.inner, _INNER),
+    ):
+        if max(width_a, width_b) <= WIDEST:
+            spaces = count * target.layers
+            # a target block between two source blocks has Moments with both; products, and Grams of each
+            moments += 8 * spaces * (2 * width_a * width_b + width_a**2 + width_b**2)
+            rows += 4 * spaces * (2 * width_a + width_b)
+    buffers = min(BUFFER_BYTES, MOST_BUFFERED_ROWS * rows)
+    return source.weights + target.weights + moments + buffers + running_bytes(source, target, batch, tokens)
+
+
+def running_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:
+    """Return what one batch takes in two models that run one after the other, the first one's taps kept."""
+    kept = sum(
+        batch * min(one.tokens, tokens or one.tokens) * 4 * one.layers * (_NARROW * one.hidden + one.inner)
+        for one in (source, target)
+    )
+    return kept + max(source.forward(batch, tokens), target.forward(batch, tokens))
