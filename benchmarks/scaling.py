@@ -1,5 +1,7 @@
 """How time grows: `translate apply` and `merge run` with data ×1, ×4, ×16, and by two processes.
 
+Also: merges of more models, and the fit of a map between wider spaces.
+
 Whole commands in a process of their own, with one thread per process. The exponent is the slope of log CPU
 seconds over log size, start-up subtracted: with one thread, that is the wall time of an idle machine. Two
 processes are compared by wall seconds. With `--json FILE` the points of the curves are kept beside the rows.
@@ -38,7 +40,7 @@ def run() -> list[dict[str, Any]]:
     """Return the rows; inputs and outputs live in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="transship-scaling-") as name:
         folder = Path(name)
-        return [*_translate(folder), *_merge(folder)]
+        return [*_translate(folder), *_merge(folder), *_models(folder), *_maps()]
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -124,6 +126,43 @@ def _merge(folder: Path) -> list[dict[str, Any]]:
         *rows,
         {"name": name, "ours": two.wall, "peer": costs[-1].wall, "ratio": two.wall / costs[-1].wall},
     ]
+
+
+def _models(folder: Path) -> list[dict[str, Any]]:
+    """Merge 2, 4 and 8 models of the same size."""
+    names = [f"m{number}" for number in range(8)]
+    for seed, name in enumerate(names, 1):
+        make_llama(folder / name, layers=4 * LAYERS, seed=seed, base=0, width=WIDTH, words=256)
+    counts, costs, start = [2, 4, 8], [], math.inf
+    for count in counts:
+        listed = "".join(f"  - {{model: {name}, parameters: {{weight: 0.1}}}}\n" for name in names[:count])
+        text = f"models:\n{listed}merge_method: linear\ndtype: bfloat16\n"
+        (folder / "ties.yaml").write_text(text)
+        start = min(start, measure([sys.executable, "-c", COMMAND, "merge", "plan", "ties.yaml"], folder).cpu)
+        costs.append(_run(folder))
+    return [curve_row("merge run, linear", "models", counts, costs, start)]
+
+
+def _maps() -> list[dict[str, Any]]:
+    """Fit the Procrustes map of a site between spaces of growing width, from Moments."""
+    import torch
+
+    from transship.geometry import Moments
+    from transship.geometry.fits import procrustes
+
+    widths, costs = [256, 512, 1024], []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for width in widths:
+        rows = torch.randn(2 * width, 2 * width, generator=torch.Generator().manual_seed(0))
+        moments = Moments.of(rows[:, :width], rows[:, width:])
+        began = time.process_time()
+        procrustes(moments)
+        seconds = time.process_time() - began
+        costs.append(Cost(seconds, seconds, 0))
+    torch.set_num_threads(threads)
+    row = curve_row("Procrustes map of a site", "width", widths, costs, 0.0)
+    return [row | {"needed": "<= 3.3"}]
 
 
 def _run(folder: Path, *options: str) -> Cost:

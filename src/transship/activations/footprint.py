@@ -11,24 +11,25 @@ _NARROW, _INNER = 7, 2
 
 def comparing_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:
     """Return what `compare` takes: both models, one batch, waiting rows, and Moments of every space."""
+    collected = collecting_bytes(source, target, widest=WIDEST)
+    return source.weights + target.weights + collected + running_bytes(source, target, batch, tokens)
+
+
+def collecting_bytes(source: Footprint, target: Footprint, *, widest: int | None = None) -> int:
+    """Return what Moments of every matched space take, with Grams of both sides, and the rows that wait."""
     moments = rows = 0
     for width_a, width_b, count in (
         (source.hidden, target.hidden, _NARROW),
         (source.inner, target.inner, _INNER),
     ):
-        if max(width_a, width_b) <= WIDEST:
+        if widest is None or max(width_a, width_b) <= widest:
             spaces = count * target.layers
-            # a target block between two source blocks has Moments with both; products, and Grams of each
+            # a target block that stands between two source blocks has Moments with both
             moments += 8 * spaces * (2 * width_a * width_b + width_a**2 + width_b**2)
             rows += 4 * spaces * (2 * width_a + width_b)
-    buffers = min(BUFFER_BYTES, MOST_BUFFERED_ROWS * rows)
-    return source.weights + target.weights + moments + buffers + running_bytes(source, target, batch, tokens)
+    return moments + min(BUFFER_BYTES, MOST_BUFFERED_ROWS * rows)
 
 
 def running_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:
-    """Return what one batch takes in two models that run one after the other, the first one's taps kept."""
-    kept = sum(
-        batch * min(one.tokens, tokens or one.tokens) * 4 * one.layers * (_NARROW * one.hidden + one.inner)
-        for one in (source, target)
-    )
-    return kept + max(source.forward(batch, tokens), target.forward(batch, tokens))
+    """Return what one batch takes in two models that run one after the other."""
+    return max(source.forward(batch, tokens), target.forward(batch, tokens))

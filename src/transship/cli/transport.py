@@ -100,7 +100,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     from transship.numerics import MemoryBudget
     from transship.registry import build_method
     from transship.verbs.transport.participants import Opening
-    from transship.verbs.transport.plan import memory_bytes, plan_lines, target_bytes, weights_bytes
+    from transship.verbs.transport.plan import memory_bytes, plan_lines, target_bytes
     from transship.verbs.transport.roles import Roles
     from transship.verbs.transport.run import default_prepared
     from transship.verbs.transport.settings import Settings
@@ -138,25 +138,25 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         trust_remote_code=given["trust_remote_code"],
         allow_pickle=given["allow_pickle"],
     )
-    budget = MemoryBudget.parse(given["memory"])
-    if budget.limit is not None:
-        models = [local_model(name) for name in (source, tuned, target)]
-        budget.require(weights_bytes(models, opening), "three models")
     columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
+    data = load(given["data"], **columns)
+    if given["memory"] is not None:
+        models = [local_model(name) for name in (source, tuned, target)]
+        needed = memory_bytes(models, opening, given["batch_size"], list(data.inputs))
+        instead = "pass a smaller --batch-size and more --batches"
+        MemoryBudget.parse(given["memory"]).require(needed, "this transport", instead)
     quiet = given["as_json"]
     work = Work.open(
         local_model(source),
         local_model(tuned),
         local_model(target),
-        load(given["data"], **columns),
+        data,
         opening,
         settings,
         prepared=given["prepared"] or default_prepared(),
         progress=None if quiet else _Progress(),
     )
     check_target(out, force=given["force"], needs=target_bytes(work))
-    if budget.limit is not None:
-        budget.require(memory_bytes(work), "this transport", "pass a smaller --batch-size and more --batches")
     if not quiet:
         for line in plan_lines(work, method):
             click.echo(line, err=True)

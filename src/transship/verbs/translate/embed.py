@@ -99,7 +99,6 @@ class Encoder:
         # the texts themselves, and the vectors of a part
         texts = sum(len(text) for text in source.texts.inputs)
         fixed = model.weights + 3 * texts + 8 * PART_ROWS * model.hidden
-        memory.require(fixed + model.forward(1, 1), f"{self.model} with these texts")
         tokens = longest(str(find_model(self.model)), [self.prompt + text for text in source.texts.inputs])
         size = memory.rows(
             model.forward(1, tokens), fixed=fixed, most=self.batch_size, what=f"embedding with {self.model}"

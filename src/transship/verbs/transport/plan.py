@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from transship.activations.footprint import running_bytes
+from transship.activations.footprint import collecting_bytes, running_bytes
 from transship.activations.lengths import longest
-from transship.activations.plan import BUFFER_BYTES
 from transship.checkpoints.footprint import Footprint
 from transship.numerics import format_bytes
 from transship.verbs.transport.participants import Opening
@@ -50,31 +49,18 @@ def target_bytes(work: "Work") -> int:
     return checkpoint.nbytes if checkpoint is not None else 0
 
 
-def weights_bytes(models: Sequence[str], opening: Opening) -> int:
-    """Return the bytes of the models' weights as they run, from their headers."""
-    allowed = {"trust_remote_code": opening.trust_remote_code, "allow_pickle": opening.allow_pickle}
-    return sum(Footprint.of(model, dtype=opening.dtype, **allowed).weights for model in models)
+def memory_bytes(models: Sequence[str], opening: Opening, batch: int, inputs: Sequence[Any]) -> int:
+    """Return what SOURCE, TUNED and TARGET take at most beside the interpreter; nothing of them is loaded.
 
-
-def memory_bytes(work: "Work") -> int:
-    """Return what the work takes at most beside the interpreter; nothing of it is done yet.
-
-    The models; what is moved, once as it is made and once on the target to be judged; Moments of both sides
-    and of their products, with the factors that a map keeps of them; rows that wait; one batch.
+    The models; what is moved, once as it is made and once on the target to be judged; Moments and the rows
+    that wait for them; one batch.
     """
-    sizes = [
-        Footprint.of(one.checkpoint) if one.checkpoint is not None else None
-        for one in (work.source, work.tuned, work.target)
-    ]
-    source, tuned, target = sizes
-    if source is None or tuned is None or target is None:
-        return 0  # modules in memory: theirs is the caller's memory
-    inputs = list(work.draws.calibration)
-    folder = None if work.target.checkpoint is None else work.target.checkpoint.folder
-    tokens = None if folder is None else longest(str(folder), inputs)
-    batch = running_bytes(source, target, work.settings.batch_size, tokens)
-    models = source.weights + tuned.weights + 3 * target.weights
-    return models + 4 * _moments_bytes(work) + BUFFER_BYTES + batch
+    allowed = {"trust_remote_code": opening.trust_remote_code, "allow_pickle": opening.allow_pickle}
+    source, tuned, target = (Footprint.of(one, dtype=opening.dtype, **allowed) for one in models)
+    tokens = [longest(models[place], inputs) for place in (0, 2)]
+    running = running_bytes(source, target, batch, max(tokens, key=lambda count: count or 0))
+    weights = source.weights + tuned.weights + 3 * target.weights
+    return weights + collecting_bytes(source, target) + running
 
 
 def _moments_bytes(work: "Work") -> int:
