@@ -93,8 +93,9 @@ class MemoryBudget:
 
 def _up(count: int) -> int:
     """Return a size rounded up to what `format_bytes` prints, so that the printed one is enough."""
-    step = 1
-    while count / step >= 1000:
-        step *= 1000
-    digit = max(1, step // 10)
-    return -(-count // digit) * digit
+    unit = 1
+    while count >= 1000 * unit and unit < 10**12:
+        unit *= 1000
+    # a decimal is printed of sizes below a hundred
+    step = unit if count >= 100 * unit or unit == 1 else unit // 10
+    return -(-count // step) * step

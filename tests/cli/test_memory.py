@@ -121,7 +121,7 @@ def embed(folder: Path, minilm: Path) -> list[object]:
 
 
 def compare(folder: Path, minilm: Path) -> list[object]:
-    return ["compare", minilm, folder / "tuned", "--data", folder / "texts.parquet", "--inputs", "64"]
+    return ["compare", minilm, folder / "tuned", "--data", folder / "texts.parquet", "--inputs", "16"]
 
 
 def transport(folder: Path, minilm: Path) -> list[object]:
