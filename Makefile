@@ -37,6 +37,7 @@ demo: setup
 docs: setup
 	$(BIN)/python scripts/reference.py docs/reference
 	$(BIN)/python scripts/results.py docs/results
+	$(BIN)/python scripts/scaling.py docs
 	$(BIN)/mkdocs build --strict --quiet
 
 bench: setup

@@ -78,9 +78,17 @@ def measure(command: Sequence[str | Path], cwd: Path) -> Cost:
     return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - started, peak * 1024)
 
 
-def make_llama(folder: Path, *, layers: int, seed: int, base: int | None = None, width: int = 768) -> Path:
+def make_llama(
+    folder: Path,
+    *,
+    layers: int,
+    seed: int,
+    base: int | None = None,
+    width: int = 768,
+    words: int = 32000,
+) -> Path:
     """Write a bfloat16 Llama of random weights (11 layers: 0.25 GB); with `base`, that seed's and noise."""
-    inner, words = 2048, 32000
+    inner = 2048
     shapes = {
         "model.embed_tokens.weight": (words, width),
         "lm_head.weight": (words, width),

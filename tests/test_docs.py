@@ -32,6 +32,16 @@ def test_the_results_pages_say_what_the_kept_runs_measured(tmp_path: Path):
     assert len(kept) > 1
 
 
+def test_the_scaling_page_shows_the_curves_that_were_kept():
+    spec = importlib.util.spec_from_file_location("scaling", ROOT / "scripts/scaling.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.pages((ROOT / "docs/scaling.md").read_text())
+    assert any(name.endswith(".svg") for name in made)
+    for name, text in made.items():
+        assert (ROOT / "docs" / name).read_text() == text, "run `make docs`"
+
+
 def test_every_command_shows_a_line_to_paste():
     for names, text in reference().commands(reference().group, "transship"):
         if "Commands:" not in text:

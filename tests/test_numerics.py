@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,3 +58,13 @@ def test_a_budget_gives_the_rows_that_fit_or_says_the_least_that_would_do():
     assert MemoryBudget(None).rows(10, most=7) == 7
     with pytest.raises(OptionError, match=r"at least 1\.1 kB and may take 1\.0 kB"):
         MemoryBudget(1000).rows(600, fixed=500)
+
+
+@given(count=st.integers(1, 10**13))
+def test_the_least_that_is_named_is_enough(count: int):
+    with pytest.raises(OptionError, match="needs at least") as refused:
+        MemoryBudget(1, base=1).require(count, "this")
+    named = re.search(r"allow ([\d.]+ [kMGT]?B) or more", str(refused.value))
+    assert named is not None
+    assert parse_bytes(named[1]) >= count + 1
+    MemoryBudget(parse_bytes(named[1]), base=1).require(count, "this")

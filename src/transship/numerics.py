@@ -51,26 +51,51 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+# anonymous bytes of a process before any work, from above: with numpy; with torch and transformers too
+INTERPRETER, TORCH = 45_000_000, 400_000_000
+
+
 @dataclass(frozen=True)
 class MemoryBudget:
-    """How much anonymous memory the work may take.
+    """How much anonymous memory (what is no file) the work of one process may take.
 
     Attributes:
         limit: bytes, or None for what the machine has.
+        base: bytes of the process itself, which count against the limit.
     """
 
     limit: int | None = None
+    base: int = 0
+
+    @classmethod
+    def parse(cls, text: str | None, base: int = TORCH) -> MemoryBudget:
+        """Return the budget that `--memory` states; without one there is no limit."""
+        return cls(None if text is None else parse_bytes(text), base)
 
     def rows(self, bytes_per_row: int, *, fixed: int = 0, most: int = 65536, what: str = "this step") -> int:
         """Return how many rows fit beside `fixed` bytes, at most `most`; refuse when not even one does."""
         if self.limit is None:
             return most
-        room = self.limit - fixed
-        if room < bytes_per_row:
-            least = format_bytes(fixed + bytes_per_row)
-            raise OptionError(
-                f"{what} needs at least {least} and may take {format_bytes(self.limit)}",
-                where="--memory",
-                fix=f"allow {least} or more",
-            )
-        return min(most, room // bytes_per_row)
+        self.require(fixed + bytes_per_row, what)
+        return min(most, (self.limit - self.base - fixed) // bytes_per_row)
+
+    def require(self, needed: int, what: str, instead: str = "") -> None:
+        """Refuse work that takes more than there is, with the least that would do and what else helps."""
+        if self.limit is None or self.base + needed <= self.limit:
+            return
+        least = format_bytes(_up(self.base + needed))
+        raise OptionError(
+            f"{what} needs at least {least} and may take {format_bytes(self.limit)}",
+            where="--memory",
+            fix=f"allow {least} or more{f', or {instead}' if instead else ''}",
+        )
+
+
+def _up(count: int) -> int:
+    """Return a size rounded up to what `format_bytes` prints, so that the printed one is enough."""
+    unit = 1
+    while count >= 1000 * unit and unit < 10**12:
+        unit *= 1000
+    # a decimal is printed of sizes below a hundred
+    step = unit if count >= 100 * unit or unit == 1 else unit // 10
+    return -(-count // step) * step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import output_options, print_json, seed_option, trust_option
+from transship.cli.options import memory_option, output_options, print_json, seed_option, trust_option
 from transship.errors import TransshipWarning
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def data_options(function: Any) -> Any:
 @click.option("--device", default="auto", show_default=True, help="auto for accelerate's choice, or cpu.")
 @seed_option
 @trust_option
+@memory_option
 @output_options
 def fit_command(
     out: Path,
@@ -132,6 +133,7 @@ def fit_command(
     train: str,
     column: str | None,
     label: str | None,
+    memory: str | None,
     **settings: Any,
 ) -> None:
     """Fit a model to the data TRAIN and write it into the folder OUT.
@@ -153,9 +155,12 @@ def fit_command(
     if report is not None and report.exists() and not force:
         raise click.ClickException(f"{report}: the file exists already; pass --force, or name another file")
     warnings.simplefilter("ignore", TransshipWarning)  # they are among the notes that are printed
+    from transship.numerics import MemoryBudget
+
     fitted = run.fit(
         train,
         out,
+        memory=MemoryBudget.parse(memory),
         column=column,
         label=label,
         validation=_number(validation),

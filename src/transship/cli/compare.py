@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import compute_options, local_model, output_options, print_json, trust_option
+from transship.cli.options import (
+    compute_options,
+    local_model,
+    memory_option,
+    output_options,
+    print_json,
+    trust_option,
+)
 
 if TYPE_CHECKING:
     from transship.activations.compare import Comparison
@@ -41,6 +48,7 @@ ALIGNMENTS = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"
 )
 @output_options
 @compute_options
+@memory_option
 @trust_option
 def command(
     source: str,
@@ -58,6 +66,7 @@ def command(
     seed: int,
     device: str,
     dtype: str | None,
+    memory: str | None,
     trust_remote_code: bool,
 ) -> None:
     """Run SOURCE and TARGET over the same inputs and show which of their layers agree.
@@ -76,6 +85,8 @@ def command(
     from transship.activations import compare, load_model
     from transship.progress import Progress
 
+    if memory is not None:
+        _check_memory(memory, (source, target), part, batch_size, dtype, trust_remote_code)
     loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
     one, other = (load_model(local_model(name), name=name, **loading) for name in (source, target))
     found = compare(
@@ -98,6 +109,21 @@ def command(
         _print(found)
     if report is not None:
         click.echo(f"the page is at {report}", err=as_json)
+
+
+def _check_memory(
+    memory: str, models: tuple[str, str], part: Dataset, batch_size: int, dtype: str | None, trust: bool
+) -> None:
+    from transship.activations.footprint import comparing_bytes
+    from transship.activations.lengths import longest
+    from transship.checkpoints.footprint import Footprint
+    from transship.numerics import MemoryBudget
+
+    one, other = (Footprint.of(local_model(name), dtype=dtype, trust_remote_code=trust) for name in models)
+    tokens = [longest(local_model(name), list(part.inputs)) for name in models]
+    needed = comparing_bytes(one, other, batch_size, max(tokens, key=lambda count: count or 0))
+    instead = "pass a smaller --batch-size" if batch_size > 1 else ""
+    MemoryBudget.parse(memory).require(needed, f"running {models[0]} and {models[1]}", instead)
 
 
 def _provenance(found: Comparison, part: Dataset) -> Provenance:

@@ -196,6 +196,7 @@ def start_command(out: Path, base: str, **given: Any) -> None:
     "--test-rows", default=1000, show_default=True, help="At most so many test rows are measured on."
 )
 @_model_choices
+@memory_option
 @output_options
 def add_command(out: Path, tuned: str, **given: Any) -> None:
     """Let the fine-tune TUNED (a folder, a hub id or an adapter) join the fusion in OUT.
@@ -209,6 +210,12 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 
         data = None if given["data"] is None else load(given["data"], **columns)
         test = None if given["test"] is None else load(given["test"], **columns)
+        if given["memory"] is not None:
+            from transship.numerics import MemoryBudget
+            from transship.verbs.merge.fusion.needs import adding_bytes
+
+            budget = MemoryBudget.parse(given["memory"])
+            budget.require(adding_bytes(fusion, local_model(tuned), data), f"adding {tuned}")
         reopen, rows = None, given["test_rows"]
         if test is not None:
             reopen = {"test": {"reference": _full(given["test"]), "rows": rows, **columns}}

@@ -28,9 +28,29 @@ def seed_option(command: Command) -> Command:
 
 def memory_option(command: Command) -> Command:
     """Add `--memory`, for commands that choose their chunks by it."""
-    return click.option("--memory", default=None, metavar="SIZE", help="The most memory to take, as 2GB.")(
-        command
-    )
+    help_ = "The most memory of a process that is no file, as 2GB; what does not fit is refused at once."
+    return click.option("--memory", default=None, metavar="SIZE", help=help_)(command)
+
+
+def engine_options(command: Command) -> Command:
+    """Add `--engine`, `--address` and `--jobs`: who does the work on a table."""
+    command = click.option(
+        "--jobs",
+        type=click.IntRange(1),
+        default=None,
+        help="Processes that share the work (1 by default), or Ray tasks at a time (all CPUs by default); "
+        "the result is the same.",
+    )(command)
+    command = click.option(
+        "--address", default=None, metavar="HOST:PORT", help="A running Ray cluster; otherwise a local one."
+    )(command)
+    return click.option(
+        "--engine",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="This machine, or Ray; Parquet only.",
+    )(command)
 
 
 def compute_options(command: Command) -> Command:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from transship.cli.options import memory_option, output_options, print_json, seed_option
+from transship.cli._translate_text import print_fit, print_plan
+from transship.cli.options import engine_options, memory_option, output_options, print_json, seed_option
 
 if TYPE_CHECKING:
     from transship.verbs.translate.moving import Moved
-    from transship.verbs.translate.run import Fitted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -77,6 +77,7 @@ def column_options(function: Command) -> Command:
 @column_options
 @output_options
 @seed_option
+@memory_option
 def fit(
     old: str,
     new: str,
@@ -90,6 +91,7 @@ def fit(
     vector_column: str | None,
     as_json: bool,
     report: Path | None,
+    memory: str | None,
     **settings: Any,
 ) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
@@ -111,6 +113,7 @@ def fit(
         relevance=(relevance, queries, old_queries) if relevance and queries else None,
         curve=report is not None,
         watch=lambda text: click.echo(text, err=True),
+        memory=_budget(memory),
         **settings,
     )
     if report is not None:
@@ -120,7 +123,7 @@ def fit(
     if as_json:
         print_json(run.summary(fitted))
     else:
-        _print_fit(fitted)
+        print_fit(fitted)
 
 
 @command.command("check", epilog="Example: transship translate check map old.parquet new.parquet")
@@ -131,6 +134,8 @@ def fit(
 @click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="Neighbours that count.")
 @click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@engine_options
+@memory_option
 @column_options
 def check(
     map_folder: Path,
@@ -142,13 +147,23 @@ def check(
     as_json: bool,
     id_column: str | None,
     vector_column: str | None,
+    memory: str | None,
+    **engine: Any,
 ) -> None:
     """Measure MAP again, on other pairs of OLD and NEW."""
     from transship.verbs.translate import run
     from transship.verbs.translate.stores import Columns
 
     quality, old_alone, count = run.check(
-        map_folder, old, new, columns=Columns(id_column, vector_column), most=most, k=k, seed=seed
+        map_folder,
+        old,
+        new,
+        columns=Columns(id_column, vector_column),
+        most=most,
+        k=k,
+        seed=seed,
+        engine=_engine(**engine),
+        memory=_budget(memory),
     )
     if as_json:
         print_json({**quality.to_dict(), "old_alone": old_alone, "pairs": count})
@@ -188,7 +203,7 @@ def plan(
     if as_json:
         print_json(asdict(found))
     else:
-        _print_plan(found, source, target)
+        print_plan(found, source, target)
 
 
 @command.command("apply", epilog="Example: transship translate apply map vectors.parquet moved.parquet")
@@ -198,6 +213,7 @@ def plan(
 @memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--force", is_flag=True, help="Replace what is already there.")
+@engine_options
 @column_options
 def apply(
     map_folder: Path,
@@ -208,17 +224,19 @@ def apply(
     force: bool,
     id_column: str | None,
     vector_column: str | None,
+    **engine: Any,
 ) -> None:
     """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
     from transship.verbs.translate import load_map, run
     from transship.verbs.translate.moving import plan_apply
     from transship.verbs.translate.stores import Columns
 
-    columns, budget = Columns(id_column, vector_column), _budget(memory)
+    columns, budget, workers = Columns(id_column, vector_column), _budget(memory), _engine(**engine)
     saved = load_map(map_folder)
     if saved.about.get("direction", "index") == "index":
-        _print_plan(plan_apply(saved, source, columns=columns, memory=budget), source, target, err=True)
-    last = _watch(run.apply(map_folder, source, target, columns=columns, memory=budget, force=force), "rows")
+        print_plan(plan_apply(saved, source, columns=columns, memory=budget), source, target, err=True)
+    steps = run.apply(map_folder, source, target, columns=columns, memory=budget, force=force, engine=workers)
+    last = _watch(steps, "rows")
     if as_json:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})
     else:
@@ -248,11 +266,26 @@ def apply(
 @click.option("--trust-remote-code", is_flag=True, help="Run code that a model's repository carries.")
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def embed(texts: str, target: str, model: str, as_json: bool, **settings: Any) -> None:
+@engine_options
+@memory_option
+def embed(
+    texts: str,
+    target: str,
+    model: str,
+    as_json: bool,
+    memory: str | None,
+    engine: Any,
+    address: str | None,
+    jobs: int | None,
+    **settings: Any,
+) -> None:
     """Embed TEXTS with a model into the store OUT, ids kept; a stopped run goes on where it stopped."""
     from transship.verbs.translate.embed import embed_texts
 
-    last = _watch(embed_texts(model, texts, target, **settings), "texts")
+    # a model on a GPU has it to itself
+    workers = _engine(engine, address, jobs, gpus=1 if settings["device"].startswith("cuda") else 0)
+    steps = embed_texts(model, texts, target, engine=workers, memory=_budget(memory), **settings)
+    last = _watch(steps, "texts")
     if as_json:
         print_json({"rows": last.rows, "out": target, "model": model})
     else:
@@ -313,55 +346,16 @@ def anchors(
         click.echo(f"  {name}: held-out recall@10 {recall:.3f}")
 
 
-def _print_fit(fitted: Fitted) -> None:
-    found = fitted.fit
-    click.echo(
-        f"{found.pairs:,} pairs; document to document; recall@{found.chosen.forecast.k} of native neighbours"
-    )
-    click.echo(
-        f"{'method':24}{'forecast':>10}{'held out':>10}{'cosine':>8}{'twin@1':>8}{'nDCG':>8}{'fused':>8}"
-    )
-    for one in found.candidates:
-        name = f"{one.name}{' +variance' if one.restored else ''}"
-        marks = [f"{value:.3f}" if value is not None else "" for value in (one.ndcg, one.fused)]
-        click.echo(
-            f"{name:24}{one.forecast.recall:10.3f}{one.held_out.recall:10.3f}{one.forecast.cosine:8.3f}"
-            f"{one.forecast.twin_recall:8.3f}{marks[0]:>8}{marks[1]:>8}"
-        )
-    old = f"{found.ndcg_old:.3f}" if found.ndcg_old is not None else ""
-    click.echo(f"{'old model alone':24}{found.old_alone:10.3f}{'':10}{'':8}{'':8}{old:>8}")
-    if found.ndcg_native is not None:
-        click.echo(f"{'everything re-embedded':24}{1.0:10.3f}{'':10}{'':8}{'':8}{found.ndcg_native:8.3f}")
-    click.echo(f"chosen: {found.why}")
-    if found.query_side is not None:
-        with_mean, without = found.query_side.with_mean[1], found.query_side.without_mean[1]
-        click.echo(
-            f"query with the old mean {with_mean:.3f}, without {without:.3f} (recall against the new model)"
-        )
-    pairs = ", ".join(f"{before:.2f} → {after:.2f}" for before, after in found.thresholds)
-    click.echo(f"score thresholds, old → new: {pairs}")
-    for line in found.advice:
-        click.echo(f"- {line}")
-    click.echo(f"map {fitted.saved.hash[:8]} in {fitted.saved.path}")
+def _engine(engine: Any, address: str | None, jobs: int | None, gpus: float = 0) -> Any:
+    from transship.verbs.translate.engines import choose_engine
 
-
-def _print_plan(found: Any, source: str, target: str, *, err: bool = False) -> None:
-    from transship.numerics import format_bytes
-
-    narrow, wide = found.widths
-    click.echo(
-        f"{source} → {target}: {found.rows:,} rows, {narrow} → {wide} wide, "
-        f"{format_bytes(found.bytes_in)} read, "
-        f"{format_bytes(found.bytes_out)} written, about {found.seconds:.0f} CPU seconds, "
-        f"{format_bytes(found.memory)} of memory{', unit length' if found.unit else ''}",
-        err=err,
-    )
+    return choose_engine(engine, address=address, jobs=jobs, gpus=gpus)
 
 
 def _budget(memory: str | None) -> Any:
-    from transship.numerics import MemoryBudget, parse_bytes
+    from transship.numerics import MemoryBudget
 
-    return MemoryBudget(parse_bytes(memory)) if memory is not None else None
+    return MemoryBudget.parse(memory)
 
 
 def _watch(steps: Iterable[Moved], what: str) -> Moved:

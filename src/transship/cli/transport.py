@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import compute_options, local_model, model_options, output_options, print_json
+from transship.cli.options import (
+    compute_options,
+    local_model,
+    memory_option,
+    model_options,
+    output_options,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from transship.verbs.transport import Result
@@ -79,6 +86,7 @@ if TYPE_CHECKING:
 )
 @output_options
 @compute_options
+@memory_option
 @model_options
 def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> None:
     """Move what TUNED learned on top of SOURCE to TARGET, and write the result to OUT.
@@ -89,9 +97,10 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     """
     from transship.checkpoints import check_target
     from transship.data import load
+    from transship.numerics import MemoryBudget
     from transship.registry import build_method
     from transship.verbs.transport.participants import Opening
-    from transship.verbs.transport.plan import plan_lines, target_bytes
+    from transship.verbs.transport.plan import memory_bytes, plan_lines, target_bytes
     from transship.verbs.transport.roles import Roles
     from transship.verbs.transport.run import default_prepared
     from transship.verbs.transport.settings import Settings
@@ -130,12 +139,18 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         allow_pickle=given["allow_pickle"],
     )
     columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
+    data = load(given["data"], **columns)
+    if given["memory"] is not None:
+        models = [local_model(name) for name in (source, tuned, target)]
+        needed = memory_bytes(models, opening, given["batch_size"], list(data.inputs))
+        instead = "pass a smaller --batch-size and more --batches"
+        MemoryBudget.parse(given["memory"]).require(needed, "this transport", instead)
     quiet = given["as_json"]
     work = Work.open(
         local_model(source),
         local_model(tuned),
         local_model(target),
-        load(given["data"], **columns),
+        data,
         opening,
         settings,
         prepared=given["prepared"] or default_prepared(),

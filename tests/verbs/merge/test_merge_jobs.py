@@ -14,7 +14,11 @@ from safetensors.numpy import load_file, save_file
 from transship import checkpoints
 from transship.checkpoints.write import TensorPlan, write_file
 from transship.errors import NumericalError, OptionError
+from transship.registry import method_class, method_names
 from transship.verbs.merge.ahead import Ahead
+from transship.verbs.merge.methods import _sparsify
+from transship.verbs.merge.methods._dare import Dare
+from transship.verbs.merge.methods._della import RankedDrop
 from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.models import sampled_fingerprint
 from transship.verbs.merge.run import ROOM, merge
@@ -36,6 +40,10 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+# every method that draws: the draws go by the tensor's name, not by who makes it or when
+DRAWING = ("dare_linear", "dare_ties", "della", "della_linear")
+
+
 def weights(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
@@ -46,6 +54,37 @@ def test_the_bytes_are_the_same_for_any_number_of_threads(toys: Make, tmp_path: 
     expected = weights(merge(recipe).save(tmp_path / "one"))
     for jobs in (2, 3, 8):
         assert weights(merge(recipe).save(tmp_path / f"out{jobs}", jobs=jobs)) == expected
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_methods_that_draw_draw_the_same_for_any_jobs_and_memory(toys: Make, tmp_path: Path, name: str):
+    recipe: dict[str, Any] = {
+        "merge_method": name,
+        "base_model": "base",
+        "models": [{"model": "a"}, {"model": "b"}],
+        "parameters": {"weight": 0.6, "density": 0.5, "epsilon": 0.1},
+    }
+    if name.startswith("dare"):
+        del recipe["parameters"]["epsilon"]
+    expected = weights(merge(recipe, seed=3).save(tmp_path / "one"))
+    found = merge(recipe, seed=3)
+    assert isinstance(found.plan, MergePlan)
+    # no limit; room for two threads and nothing that waits; room for one thread only
+    tight = found.plan.memory_of(2) + found.plan.largest_output
+    for jobs, memory in ((2, None), (5, None), (5, tight), (5, found.plan.peak_memory)):
+        out = tmp_path / f"{jobs}-{memory}"
+        assert weights(merge(recipe, seed=3).save(out, jobs=jobs, memory=memory)) == expected
+    assert weights(merge(recipe, seed=4).save(tmp_path / "other", jobs=5)) != expected
+
+
+def test_all_methods_that_draw_are_among_them():
+    """Only the two sparsifiers by chance draw while tensors are made; learning draws before that."""
+    names = [
+        name for name in method_names("merge") if issubclass(method_class("merge", name), Dare | RankedDrop)
+    ]
+    assert sorted(names) == [name.replace("_", "-") for name in DRAWING]
+    files = sorted(Path(_sparsify.__file__).parent.glob("*.py"))
+    assert [file.name for file in files if "operands.random(" in file.read_text()] == ["_sparsify.py"]
 
 
 def test_a_recipe_within_a_recipe_is_the_same_with_threads(toys: Make, tmp_path: Path):

@@ -288,10 +288,14 @@ def _learning(method: AdaptMethod, settings: Settings) -> frozenset[Part]:
     return method.trains - {"embedder"} if settings.freeze_embedder else method.trains
 
 
+def batch_rows(asked: int | str, rows: int) -> int:
+    """Return the rows of a micro-batch: as asked, or by the number of rows."""
+    size = int(asked) if asked != "auto" else 16 if rows < 1500 else 32 if rows < 4000 else 64
+    return min(size, rows)
+
+
 def _budget(settings: Settings, rows: int) -> Budget:
-    batch = settings.batch_size
-    size = int(batch) if batch != "auto" else 16 if rows < 1500 else 32 if rows < 4000 else 64
-    size = min(size, rows)
+    size = batch_rows(settings.batch_size, rows)
     epoch = max(1, rows // (size * settings.accumulation))
     passes = settings.epochs
     count = int(passes) if passes != "auto" else int(np.clip(round(400 / epoch), 8, 30))

@@ -12,8 +12,10 @@ from transship import data
 from transship.checkpoints.atomic import atomic_file, check_target
 from transship.data import Dataset
 from transship.errors import DataError, OptionError
+from transship.numerics import MemoryBudget
 from transship.verbs.adapt.artifact import load_adapted
 from transship.verbs.adapt.estimator import Recraft
+from transship.verbs.adapt.needs import fitting_bytes
 
 Array = np.ndarray[Any, Any]
 
@@ -123,9 +125,10 @@ def fit(
     force: bool = False,
     seen: Any = None,
     tell: Callable[[str], None] = lambda line: None,
+    memory: MemoryBudget | None = None,
     **parameters: Any,
 ) -> Fitted:
-    """Fit on a data set and write the model.
+    """Fit on a data set and write the model; what `memory` does not hold is refused before it begins.
 
     Of a data set with splits only `train` is learned from, and `validation`, where there is one, is what it
     chooses by; a test split is never read. With `compare` the raw baselines come first, and unless told
@@ -146,6 +149,9 @@ def fit(
         held = (other.inputs, other.targets)
     if compare and parameters.get("predictor", "linear") == "linear":
         parameters.setdefault("base", "auto")
+    if memory is not None and memory.limit is not None:
+        instead = "pass a smaller --batch-size with --accumulation"
+        memory.require(fitting_bytes(rows.inputs, parameters), f"adapting {parameters['backbone']}", instead)
     work = target.parent / f".{target.name}.work"
     model = Recraft(validation=held, work=work, **parameters)
     model.fit(rows.inputs, rows.targets, compare=compare, seen=seen, tell=tell)

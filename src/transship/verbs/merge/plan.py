@@ -12,7 +12,7 @@ import numpy as np
 
 from transship.checkpoints import Adapter, find_dtype
 from transship.errors import OptionError
-from transship.numerics import format_bytes
+from transship.numerics import INTERPRETER, TORCH, format_bytes
 from transship.registry import method_class
 from transship.verbs.merge.methods._learned import LearnedMethod
 from transship.verbs.merge.methods._protocol import CHUNK, RecipeMethod
@@ -29,8 +29,6 @@ from transship.verbs.merge.recipe.steps import Outcome, Step, StepBuilder, check
 from transship.verbs.merge.recipe.vocabulary import Vocabulary, build_vocabulary
 
 RecipeLike = str | Path | Mapping[str, Any]
-_PROCESS = 45_000_000  # bytes of an interpreter with numpy and the parts in work
-_TORCH = 400_000_000  # bytes more where models run
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class MergePlan:
         )
         kept = sum(max((4 * _elements(step) for step in plan.steps), default=0) for plan in self.inner)
         widest = max((len(step.origins) for step in self.steps), default=1)
-        inner = sum(plan.peak_memory - _PROCESS for plan in self.inner)
-        return _PROCESS + self._learning + jobs * (whole + kept + widest * 4 * 4 * CHUNK + inner)
+        inner = sum(plan.peak_memory - INTERPRETER for plan in self.inner)
+        return INTERPRETER + self._learning + jobs * (whole + kept + widest * 4 * 4 * CHUNK + inner)
 
     @property
     def _learning(self) -> int:
@@ -113,7 +111,7 @@ class MergePlan:
             return 0
         models = max(len(step.inputs) for step in self.steps)
         elements = sum(_elements(step) for step in self.steps)
-        return _TORCH + int(4 * elements * (copies[0] + models * copies[1]))
+        return TORCH + int(4 * elements * (copies[0] + models * copies[1]))
 
     @property
     def largest_output(self) -> int:

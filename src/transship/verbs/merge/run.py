@@ -11,7 +11,7 @@ import numpy as np
 
 from transship.checkpoints.atomic import check_target
 from transship.errors import OptionError
-from transship.numerics import format_bytes
+from transship.numerics import MemoryBudget, format_bytes
 from transship.verbs.merge.methods._protocol import Floats
 from transship.verbs.merge.plan import MergePlan, RecipeLike, plan
 from transship.verbs.merge.recipe.adapters import AdapterMerge
@@ -102,13 +102,8 @@ class Merge:
 
     def check_memory(self, limit: int) -> None:
         """Refuse a merge that may take more than `limit` bytes of memory."""
-        if isinstance(self.plan, MergePlan) and self.plan.peak_memory > limit:
-            need = format_bytes(self.plan.peak_memory)
-            raise OptionError(
-                f"the merge takes up to {need} and may take {format_bytes(limit)}",
-                where="--memory",
-                fix=f"allow {need}",
-            )
+        if isinstance(self.plan, MergePlan):
+            MemoryBudget(limit).require(self.plan.peak_memory, "the merge")
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a page that says what became of every tensor."""

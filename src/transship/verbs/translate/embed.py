@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import hashlib
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
 
+from transship.checkpoints.footprint import Footprint
 from transship.data import Dataset, load
-from transship.errors import DataError
+from transship.errors import DataError, OptionError
+from transship.numerics import MemoryBudget
+from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.moving import Moved
 from transship.verbs.translate.stores import Batch, Columns, Place, Stamp, open_sink
+from transship.verbs.translate.stores.files import locate, plain
+from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
+
+Pooling = Literal["mean", "cls", "last", "max", "none"]
 
 # texts per part: what a kill can cost
 PART_ROWS = 2048
@@ -50,6 +63,64 @@ class TextSource:
         """Nothing is kept open."""
 
 
+@dataclass(frozen=True)
+class Encoder:
+    """A model and how it is run; it travels to workers, and each loads the model once."""
+
+    model: str
+    prompt: str = ""
+    pooling: Pooling | None = None
+    normalise: bool | None = None
+    batch_size: int = 32
+    device: str = "cpu"
+    dtype: str | None = None
+    trust_remote_code: bool = False
+
+    def __call__(self, texts: list[str]) -> Any:
+        """Return the texts' vectors, [texts, width]; they are sorted by length inside."""
+        from transship.activations.features import features
+
+        loaded = _loaded(self.model, self.device, self.dtype, self.trust_remote_code)
+        inputs = [self.prompt + text for text in texts]
+        return features(
+            loaded, inputs, pooling=self.pooling, normalise=self.normalise, batch_size=self.batch_size
+        )
+
+    def within(self, memory: MemoryBudget, source: TextSource) -> Encoder:
+        """Return the encoder with as many texts per forward pass as fit; refuse a model that does not."""
+        from transship.activations.lengths import longest
+        from transship.data import find_model
+
+        if memory.limit is None:
+            return self
+        model = Footprint.of(
+            str(find_model(self.model)), dtype=self.dtype, trust_remote_code=self.trust_remote_code
+        )
+        # the texts themselves, and the vectors of a part
+        texts = sum(len(text) for text in source.texts.inputs)
+        fixed = model.weights + 3 * texts + 8 * PART_ROWS * model.hidden
+        tokens = longest(str(find_model(self.model)), [self.prompt + text for text in source.texts.inputs])
+        size = memory.rows(
+            model.forward(1, tokens), fixed=fixed, most=self.batch_size, what=f"embedding with {self.model}"
+        )
+        return dataclasses.replace(self, batch_size=size)
+
+    def note(self, fingerprint: str) -> str:
+        """Return what names these vectors of these texts: everything that changes them."""
+        text = f"{self.model}|{self.prompt}|{self.pooling}|{self.normalise}|{fingerprint}"
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(model: str, device: str, dtype: str | None, trust_remote_code: bool) -> Any:
+    from transship.activations.models import load_model
+    from transship.data import find_model
+
+    return load_model(
+        str(find_model(model)), device=device, dtype=dtype, trust_remote_code=trust_remote_code, name=model
+    )
+
+
 def embed_texts(
     model: str,
     texts: str | Dataset,
@@ -57,48 +128,75 @@ def embed_texts(
     *,
     column: str | None = None,
     id_column: str | None = None,
-    prompt: str = "",
-    pooling: Literal["mean", "cls", "last", "max", "none"] | None = None,
-    normalise: bool | None = None,
-    batch_size: int = 32,
-    device: str = "cpu",
-    dtype: str | None = None,
-    trust_remote_code: bool = False,
     force: bool = False,
+    engine: Engine | None = None,
+    memory: MemoryBudget | None = None,
+    **settings: Any,
 ) -> Iterator[Moved]:
     """Embed every text with `model` into the store `target`, ids and texts kept, yielding after each part.
 
     Pooling, normalisation and length limit are what the model's own sentence-embedding files say, unless
-    given. Texts are sorted by length inside a part. Stopped and called again, it goes on with the next part.
+    given; `settings` are the fields of `Encoder`. Texts are sorted by length inside a part. Stopped and
+    called again, it goes on with the next part. Parquet is written by any `engine`, with the same result.
+    `memory` is that of each process: fewer texts run at once where they would not fit.
     """
-    from transship.activations.features import features
-    from transship.activations.models import load_model
-    from transship.data import find_model
-
-    source = TextSource(load(texts, "text", column=column, label=False, id=id_column))
-    loaded = load_model(
-        str(find_model(model)), device=device, dtype=dtype, trust_remote_code=trust_remote_code, name=model
-    )
-    width = len(
-        features(loaded, [prompt + str(source.texts.inputs[0])], pooling=pooling, normalise=normalise)[0]
-    )
-    note = hashlib.sha256(
-        f"{model}|{prompt}|{pooling}|{normalise}|{source.fingerprint()}".encode()
-    ).hexdigest()[:32]
-    sink = open_sink(target, source, Stamp(model, "", {}, note), width=width, force=force)
-    try:
+    encoder, engine = Encoder(model, **settings), engine or LocalEngine()
+    with contextlib.ExitStack() as stack:
+        source = TextSource(_read(texts, column, id_column, stack))
+        encoder = encoder.within(memory or MemoryBudget(), source)
+        width = len(encoder([str(source.texts.inputs[0])])[0])
+        stamp = Stamp(model, "", {}, encoder.note(source.fingerprint()))
+        sink = open_sink(target, source, stamp, width=width, force=force)
+        stack.callback(sink.close)
         yield Moved(sink.done, source.rows)
-        for batch in source.batches(PART_ROWS, sink.done):
-            inputs = [prompt + text for text in batch.columns.column("text").to_pylist()]
-            vectors: Any = features(
-                loaded,
-                inputs,
-                pooling=pooling,
-                normalise=normalise,
-                batch_size=batch_size,
-            )
-            sink.write(batch, vectors)
-            yield Moved(sink.done, source.rows)
+        if engine.parallel:
+            steps = _by_parts(encoder, source, sink, target, engine)
+        else:
+            steps = _in_order(encoder, source, sink)
+        yield from (Moved(done, source.rows) for done in steps)
         sink.finish()
-    finally:
-        sink.close()
+
+
+def _in_order(encoder: Encoder, source: TextSource, sink: Any) -> Iterator[int]:
+    for batch in source.batches(PART_ROWS, sink.done):
+        sink.write(batch, encoder(batch.columns.column("text").to_pylist()))
+        yield sink.done
+
+
+def _by_parts(encoder: Encoder, source: TextSource, sink: Any, target: str, engine: Engine) -> Iterator[int]:
+    if not isinstance(sink, ParquetSink):
+        raise OptionError(
+            "only Parquet is written by several processes",
+            where=target,
+            fix="leave --jobs and --engine out, or name a .parquet file",
+        )
+    missing = sink.missing()
+    done = source.rows - sum(part.stop - part.start for part in missing)
+    items = [(part, next(source.batches(part.stop - part.start, part.start))) for part in missing]
+    for _, rows in engine.run(embed_part, (encoder, sink.writer), items):
+        done += rows
+        yield done
+
+
+def embed_part(shared: tuple[Encoder, PartWriter], item: tuple[Part, Batch]) -> int:
+    """Embed one part in whatever process this is, and return its texts."""
+    encoder, writer = shared
+    part, batch = item
+    vectors = encoder(batch.columns.column("text").to_pylist())
+    return max(writer.write(part, [(batch, vectors)]), default=0)
+
+
+def _read(
+    texts: str | Dataset, column: str | None, id_column: str | None, stack: contextlib.ExitStack
+) -> Dataset:
+    """Return the texts; those of another file system are fetched first and kept while `stack` is open."""
+    reference: str | Dataset = plain(texts) if isinstance(texts, str) else texts
+    if isinstance(reference, str) and "://" in reference:
+        system, path = locate(reference)
+        beside = Path(stack.enter_context(tempfile.TemporaryDirectory())) / PurePosixPath(path).name
+        try:
+            system.system.get(path, str(beside), recursive=system.is_folder(path))
+        except OSError as error:
+            raise DataError(f"could not be read ({error})", where=reference, fix="check the path") from error
+        reference = str(beside)
+    return load(reference, "text", column=column, label=False, id=id_column)

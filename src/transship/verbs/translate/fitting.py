@@ -145,10 +145,12 @@ def fit_pairs(
     curve: bool = False,
     seed: int = 0,
     watch: Callable[[str], None] = lambda text: None,
+    kernel_most: int = KERNEL_MOST,
 ) -> Fit:
     """Fit the candidates, forecast them, choose one and refit it on all pairs.
 
-    Wrong pairing is refused, and below `gate` (forecast recall@k) no map is returned, unless `force`.
+    Wrong pairing is refused, and below `gate` (forecast recall@k) no map is returned, unless `force`. Of more
+    pairs than `kernel_most` a kernel map is no candidate.
     """
     kept, held = pairs.split(held_out, seed)
     if len(held) < 20:
@@ -158,7 +160,9 @@ def fit_pairs(
             fix="give more pairs or a larger share",
         )
     pairing = _guard(*_sides(kept, direction), kept.ids, force)
-    names = _names(method, len(kept))
+    names = _names(method, len(pairs), kernel_most)
+    if method == "auto" and "kernel" not in names:
+        watch(f"kernel is left out: {len(pairs):,} pairs are more than the {kernel_most:,} that fit")
     candidates = []
     for name in names:
         watch(f"fitting {name} on {len(kept):,} pairs")
@@ -237,7 +241,7 @@ def _guard(source: Array, target: Array, ids: Sequence[Any], force: bool) -> Pai
     return pairing
 
 
-def _names(method: str, count: int) -> list[str]:
+def _names(method: str, count: int, kernel_most: int) -> list[str]:
     if method != "auto":
         kind = method_class("translate", method)
         if not getattr(kind, "candidate", True):
@@ -247,7 +251,7 @@ def _names(method: str, count: int) -> list[str]:
                 fix="choose another",
             )
         return [method]
-    return [name for name in CANDIDATES if name != "kernel" or count <= KERNEL_MOST]
+    return [name for name in CANDIDATES if name != "kernel" or count <= kernel_most]
 
 
 def _candidate(

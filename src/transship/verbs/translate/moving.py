@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from transship.errors import DataError
+from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate.artifact import SavedMap
+from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.quality import unit_rows
 from transship.verbs.translate.rows import check_finite
 from transship.verbs.translate.stores import Columns, Sink, Source, Stamp, is_finished, open_sink, open_source
+from transship.verbs.translate.stores.parquet import ParquetSource
+from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
 
 Array = np.ndarray[Any, Any]
 ROWS = 8192
@@ -72,7 +75,7 @@ def plan_apply(
             source.rows * narrow * 4,
             source.rows * wide * 4,
             seconds,
-            _map_bytes(saved) + size * _row_bytes(saved),
+            map_bytes(saved) + size * _row_bytes(saved),
             0,
             _unit(saved),
         )
@@ -88,13 +91,16 @@ def apply_map(
     columns: Columns | None = None,
     memory: MemoryBudget | None = None,
     force: bool = False,
+    engine: Engine | None = None,
 ) -> Iterator[Moved]:
     """Translate every row of `reference` into `target`, yielding after each batch.
 
     The source is only read. Stopped at any moment and called again with the same arguments, it goes on
     where it stopped: no row is lost or doubled. Every store carries the model's name, the map's hash and the
-    quality that was measured, per row where the store has fields for it.
+    quality that was measured, per row where the store has fields for it. Parquet goes part by part through
+    any `engine`, with the same result; `memory` is that of each process.
     """
+    engine = engine or LocalEngine()
     source = open_source(reference, columns)
     sink: Sink | None = None
     try:
@@ -110,24 +116,80 @@ def apply_map(
             return
         sink = open_sink(target, source, stamp, width=saved.widths[1], force=force)
         size = _batch_rows(saved, memory)
-        done = sink.done
-        yield Moved(done, source.rows)
-        if done < source.rows:
-            for batch in source.batches(size, done):
-                sink.write(batch, translate(saved, batch.vectors, reference, batch.ids))
-                done += len(batch.vectors)
-                yield Moved(done, source.rows)
-        if done != source.rows:
-            raise DataError(
-                f"gave {done:,} of {source.rows:,} rows",
-                where=reference,
-                fix="run it again when nobody writes to it",
+        if isinstance(source, ParquetSource) and isinstance(sink, ParquetSink):
+            steps = _by_parts(PartWork(saved, source, sink.writer, size), sink.missing(), engine)
+        elif engine.parallel:
+            raise OptionError(
+                "only Parquet is written by several processes",
+                where=f"{reference} → {target}",
+                fix="leave --jobs and --engine out, or translate from Parquet into Parquet",
             )
+        else:
+            steps = _in_order(saved, source, sink, size)
+        yield from (Moved(done, source.rows) for done in steps)
         sink.finish()
     finally:
         if sink is not None:
             sink.close()
         source.close()
+
+
+def _in_order(saved: SavedMap, source: Source, sink: Sink, size: int) -> Iterator[int]:
+    """Translate batch after batch, yielding the rows done."""
+    done = sink.done
+    yield done
+    where = source.place.text
+    if done < source.rows:
+        for batch in source.batches(size, done):
+            sink.write(batch, translate(saved, batch.vectors, where, batch.ids))
+            done += len(batch.vectors)
+            yield done
+    if done != source.rows:
+        raise DataError(
+            f"gave {done:,} of {source.rows:,} rows", where=where, fix="run it again when nobody writes to it"
+        )
+
+
+@dataclass(frozen=True)
+class PartWork:
+    """What a process needs to translate any part of a source; it travels to workers."""
+
+    saved: SavedMap
+    source: ParquetSource
+    writer: PartWriter
+    size: int
+
+    def steps(self, part: Part) -> Iterator[int]:
+        """Translate one part and write it, yielding its rows so far.
+
+        Batches begin with the part, so that its bits do not depend on who does it or what was done before.
+        """
+        where = self.source.place.text
+        pieces = (
+            (batch, translate(self.saved, batch.vectors, where, batch.ids))
+            for batch in self.source.batches(self.size, part.start, part.stop)
+        )
+        yield from self.writer.write(part, pieces)
+
+
+def translate_part(work: PartWork, part: Part) -> int:
+    """Translate one part in whatever process this is, and return its rows."""
+    return max(work.steps(part), default=0)
+
+
+def _by_parts(work: PartWork, missing: list[Part], engine: Engine) -> Iterator[int]:
+    """Translate the parts that are missing, yielding the rows done in all."""
+    done = work.source.rows - sum(part.stop - part.start for part in missing)
+    yield done
+    if engine.parallel:
+        for _, rows in engine.run(translate_part, work, missing):
+            done += rows
+            yield done
+        return
+    for part in missing:
+        for rows in work.steps(part):
+            yield done + rows
+        done += part.stop - part.start
 
 
 def check_fit(saved: SavedMap, source: Source) -> None:
@@ -175,10 +237,11 @@ def _row_bytes(saved: SavedMap) -> int:
     return 4 * (2 * saved.widths[0] + 3 * saved.widths[1] + (2 * len(support) if support is not None else 0))
 
 
-def _map_bytes(saved: SavedMap) -> int:
+def map_bytes(saved: SavedMap) -> int:
+    """Return the bytes of a map's arrays."""
     return sum(value.nbytes for value in vars(saved.translator).values() if isinstance(value, np.ndarray))
 
 
 def _batch_rows(saved: SavedMap, memory: MemoryBudget | None) -> int:
     budget = memory or MemoryBudget()
-    return budget.rows(_row_bytes(saved), fixed=2 * _map_bytes(saved), most=ROWS, what="translating")
+    return budget.rows(_row_bytes(saved), fixed=2 * map_bytes(saved), most=ROWS, what="translating")

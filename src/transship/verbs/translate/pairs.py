@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from transship.errors import DataError
-from transship.numerics import derive_seed
+from transship.numerics import chunks, derive_seed
+from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.rows import check_finite
-from transship.verbs.translate.stores import Source
+from transship.verbs.translate.stores import Batch, Source
+from transship.verbs.translate.stores.parquet import ParquetSource
 
 Array = np.ndarray[Any, Any]
 # fewer pairs than this determine no map worth its name
 FEWEST = 50
 # a row whose own partner ranks beyond this share of all partners is taken for a wrong pair
 RANK_SHARE = 0.05
+# rows read at a time, and rows that a worker of an engine reads in one piece
+BATCH, PART_ROWS = 8192, 65536
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,19 @@ class Pairs:
         return self.take(np.sort(order[:cut])), self.take(np.sort(order[cut:]))
 
 
-def read_pairs(old: Source, new: Source, *, most: int | None = None, seed: int = 0) -> Pairs:
+def read_pairs(
+    old: Source, new: Source, *, most: int | None = None, seed: int = 0, engine: Engine | None = None
+) -> Pairs:
     """Join two stores by id; the smaller is read whole, the larger is streamed past it.
 
     Duplicated ids, vectors that are not finite, and too few partners are refused. With `most`, that many
-    pairs are drawn by seed.
+    pairs are drawn by seed. The workers of an `engine` read Parquet; the pairs are the same.
     """
+    engine = engine or LocalEngine()
     small, large = (old, new) if old.rows <= new.rows else (new, old)
-    first_ids, first = _read(small, None)
+    first_ids, first = _read(small, None, engine)
     places = {identity: row for row, identity in enumerate(first_ids)}
-    second_ids, second = _read(large, places)
+    second_ids, second = _read(large, places, engine)
     if not second_ids:
         raise DataError(
             f"none of {small.rows:,} and {large.rows:,} ids occur on both sides "
@@ -93,28 +100,51 @@ def read_pairs(old: Source, new: Source, *, most: int | None = None, seed: int =
     return pairs
 
 
-def _read(source: Source, wanted: dict[Any, int] | None) -> tuple[list[Any], Array]:
+def reading_bytes(old: Source, new: Source) -> int:
+    """Return what joining takes at most: both sides of every pair, twice while put together, and the ids."""
+    most = min(old.rows, new.rows)
+    return most * (2 * 4 * (old.width + new.width) + 600)
+
+
+def _read(source: Source, wanted: Mapping[Any, int] | None, engine: Engine) -> tuple[list[Any], Array]:
+    """Return ids and vectors of the rows that are wanted, in the order of the store."""
+    pieces: Iterable[tuple[list[Any], Array]]
+    if engine.parallel and isinstance(source, ParquetSource):
+        parts = [range(part.start, part.stop) for part in chunks(source.rows, PART_ROWS)]
+        keys = None if wanted is None else frozenset(wanted)
+        found = dict(engine.run(pick_part, (source, keys), parts))
+        pieces = [found[number] for number in range(len(parts))]
+    else:
+        pieces = (pick(batch, wanted) for batch in source.batches(BATCH))
     ids: list[Any] = []
-    parts: list[Array] = []
     seen: set[Any] = set()
-    for batch in source.batches(8192):
-        names = [_plain(identity) for identity in batch.ids]
-        rows = (
-            list(range(len(names)))
-            if wanted is None
-            else [i for i, name in enumerate(names) if name in wanted]
-        )
-        for row in rows:
-            if names[row] in seen:
+    rows: list[Array] = []
+    for names, vectors in pieces:
+        for name in names:
+            if name in seen:
                 raise DataError(
-                    f"the id {names[row]!r} occurs more than once",
+                    f"the id {name!r} occurs more than once",
                     where=source.place.text,
                     fix="remove the duplicates, or name another --id-column",
                 )
-            seen.add(names[row])
-        ids += [names[row] for row in rows]
-        parts.append(np.asarray(batch.vectors[rows], dtype=np.float32))
-    return ids, np.concatenate(parts) if parts else np.empty((0, source.width), np.float32)
+            seen.add(name)
+        ids += names
+        rows.append(vectors)
+    return ids, np.concatenate(rows) if rows else np.empty((0, source.width), np.float32)
+
+
+def pick(batch: Batch, wanted: Container[Any] | None) -> tuple[list[Any], Array]:
+    """Return ids and vectors of the rows of a batch that are wanted."""
+    names = [_plain(identity) for identity in batch.ids]
+    rows = [i for i, name in enumerate(names) if wanted is None or name in wanted]
+    return [names[row] for row in rows], np.asarray(batch.vectors[rows], dtype=np.float32)
+
+
+def pick_part(shared: tuple[ParquetSource, frozenset[Any] | None], part: range) -> tuple[list[Any], Array]:
+    """Return what is wanted of some rows, in whatever process this is."""
+    source, wanted = shared
+    found = [pick(batch, wanted) for batch in source.batches(BATCH, part.start, part.stop)]
+    return [name for names, _ in found for name in names], np.concatenate([rows for _, rows in found])
 
 
 def _plain(identity: Any) -> Any:

@@ -18,6 +18,8 @@ Array = np.ndarray[Any, Any]
 FOLDS = 10
 # rows that rankings are measured on; more would only narrow the spread
 MOST_QUERIES = 2000
+# bytes of scores at a time, with the order that is made of them
+SCORES = 256_000_000
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,23 @@ def unit_rows(rows: Array) -> Array:
     return result
 
 
+def score_rows(gallery: int) -> int:
+    """Return how many queries are scored at once, so that scores and their order stay within SCORES bytes."""
+    return max(1, min(512, SCORES // (16 * max(1, gallery))))
+
+
 def neighbours(queries: Array, gallery: Array, k: int, own: Array | None = None) -> Array:
     """Return the k rows of the gallery nearest to each query by cosine, best first, `own` left out."""
     left, right = unit_rows(queries), unit_rows(gallery)
     found = np.empty((len(left), min(k, len(right) - (own is not None))), dtype=np.int64)
-    for start in range(0, len(left), 512):
-        scores = left[start : start + 512] @ right.T
+    block = score_rows(len(right))
+    for start in range(0, len(left), block):
+        scores = left[start : start + block] @ right.T
         if own is not None:
             scores[np.arange(len(scores)), own[start : start + len(scores)]] = -np.inf
         part = np.argpartition(-scores, found.shape[1] - 1, axis=1)[:, : found.shape[1]]
         order = np.argsort(-np.take_along_axis(scores, part, 1), axis=1, kind="stable")
-        found[start : start + 512] = np.take_along_axis(part, order, 1)
+        found[start : start + block] = np.take_along_axis(part, order, 1)
     return found
 
 

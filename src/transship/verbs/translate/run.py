@@ -14,9 +14,11 @@ from transship import __version__
 from transship.errors import DataError, OutputError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate.artifact import SavedMap, load_map, save_map
+from transship.verbs.translate.engines import Engine
 from transship.verbs.translate.fitting import Direction, Fit, Relevance, check_map, fit_pairs
-from transship.verbs.translate.moving import Moved, apply_map
-from transship.verbs.translate.pairs import Pairs, read_pairs
+from transship.verbs.translate.moving import Moved, apply_map, map_bytes
+from transship.verbs.translate.needs import checking_bytes, fitting_room
+from transship.verbs.translate.pairs import FEWEST, Pairs, read_pairs
 from transship.verbs.translate.quality import Quality
 from transship.verbs.translate.stores import Columns, open_source, place
 
@@ -46,11 +48,14 @@ def fit(
     seed: int = 0,
     force: bool = False,
     watch: Callable[[str], None] = lambda text: None,
+    memory: MemoryBudget | None = None,
     **settings: Any,
 ) -> Fitted:
     """Join OLD and NEW by id, fit, and write the map with its quality into `folder`.
 
-    `relevance` names a table of judgements, the new model's query vectors and, if at hand, the old one's.
+    With `memory` the kernel map, whose memory grows with the square of the pairs, is left out where it would
+    not fit, and what does not fit without it is refused before any row is read. `relevance` names a table of
+    judgements, the new model's query vectors and, if at hand, the old one's.
     """
     if Path(folder).exists() and not force:
         raise OutputError("exists already", where=str(folder), fix="choose another name, or pass --force")
@@ -61,6 +66,10 @@ def fit(
         if models[0] and models[0] == models[1]:
             raise DataError(
                 f"both sides are of '{models[0]}'", where=f"{old} and {new}", fix="give vectors of two models"
+            )
+        if memory is not None and memory.limit is not None:
+            settings["kernel_most"] = fitting_room(
+                memory, first, second, most, settings.get("method", "auto")
             )
         watch("joining the pairs")
         pairs = read_pairs(first, second, most=most, seed=seed)
@@ -94,11 +103,16 @@ def check(
     most: int | None = None,
     k: int = 10,
     seed: int = 0,
+    engine: Engine | None = None,
+    memory: MemoryBudget | None = None,
 ) -> tuple[Quality, float, int]:
     """Measure a map on other pairs: quality, what the old index alone gives, and how many pairs."""
     saved = load_map(folder)
     with _opened(old, columns) as first, _opened(new, columns) as second:
-        pairs = read_pairs(first, second, most=most, seed=seed)
+        if memory is not None:
+            needed = map_bytes(saved) + checking_bytes(first, second, most)
+            memory.require(needed, "measuring the pairs", instead="" if most == FEWEST else "pass --pairs")
+        pairs = read_pairs(first, second, most=most, seed=seed, engine=engine)
     direction: Direction = saved.about.get("direction", "index")
     widths = (pairs.old.shape[1], pairs.new.shape[1])
     if (widths if direction == "index" else widths[::-1]) != saved.widths:
@@ -120,13 +134,14 @@ def apply(
     columns: Columns | None = None,
     memory: MemoryBudget | None = None,
     force: bool = False,
+    engine: Engine | None = None,
 ) -> Iterator[Moved]:
     """Translate a store; a query map on a FAISS index gives an index that takes the new model's queries."""
     saved = load_map(folder)
     if saved.about.get("direction") == "query":
         yield from _query_side(saved, reference, target, force)
         return
-    yield from apply_map(saved, reference, target, columns=columns, memory=memory, force=force)
+    yield from apply_map(saved, reference, target, columns=columns, memory=memory, force=force, engine=engine)
 
 
 def _query_side(saved: SavedMap, reference: str, target: str, force: bool) -> Iterator[Moved]:

@@ -1,9 +1,14 @@
 """What a transport will do, said before the long work."""
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+from transship.activations.footprint import collecting_bytes, running_bytes
+from transship.activations.lengths import longest
+from transship.checkpoints.footprint import Footprint
 from transship.numerics import format_bytes
+from transship.verbs.transport.participants import Opening
 from transship.verbs.transport.prepare import changed_pairs
 from transship.verbs.transport.protocol import TransportMethod
 
@@ -42,6 +47,20 @@ def target_bytes(work: "Work") -> int:
     if work.update.adapter:
         return 0
     return checkpoint.nbytes if checkpoint is not None else 0
+
+
+def memory_bytes(models: Sequence[str], opening: Opening, batch: int, inputs: Sequence[Any]) -> int:
+    """Return what SOURCE, TUNED and TARGET take at most beside the interpreter; nothing of them is loaded.
+
+    The models; what is moved, once as it is made and once on the target to be judged; Moments and the rows
+    that wait for them; one batch.
+    """
+    allowed = {"trust_remote_code": opening.trust_remote_code, "allow_pickle": opening.allow_pickle}
+    source, tuned, target = (Footprint.of(one, dtype=opening.dtype, **allowed) for one in models)
+    tokens = [longest(models[place], inputs) for place in (0, 2)]
+    running = running_bytes(source, target, batch, max(tokens, key=lambda count: count or 0))
+    weights = source.weights + tuned.weights + 3 * target.weights
+    return weights + collecting_bytes(source, target) + running
 
 
 def _moments_bytes(work: "Work") -> int:

@@ -3,6 +3,7 @@
 A store is named `kind:location#table`; the kind may be left out where the name's ending says it:
 
     vectors.parquet   folder/            Parquet: a file, or a folder with or without hive partitions
+    s3://bucket/folder                   likewise, on any file system that fsspec opens
     vectors.npy                          numpy, with ids in vectors.ids.npy or row numbers
     folder/table.lance                   LanceDB
     index.faiss                          FAISS
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from transship.errors import DataError, OptionError, TransshipError
+from transship.verbs.translate.stores.files import plain
 from transship.verbs.translate.stores.protocol import Batch, Columns, Place, Sink, Source, Stamp
 
 # kind → its module; each has `open_source(place)` and `open_sink(place, source, stamp, ...)`
@@ -40,6 +42,7 @@ def place(reference: str | Path, columns: Columns | None = None) -> Place:
     if kind not in KINDS or not rest:
         kind, rest = "", text
     location, _, name = rest.partition("#")
+    location = plain(location)
     if not kind:
         kind = _ENDINGS.get(Path(location).suffix.lower(), "parquet")
     if kind == "lance" and not name:
@@ -83,9 +86,13 @@ def is_finished(reference: str | Path, source: Source, stamp: Stamp) -> bool:
         made: Source = _module(found).open_source(found)
     except TransshipError:
         return False
+    from transship.verbs.translate.stores.parquet import sweep
+
     whole = made.rows == source.rows and made.stamp.to_json() == stamp.to_json()
     made.close()
-    if whole:
+    if whole and found.kind == "parquet":
+        sweep(found)
+    elif whole:
         target = Path(found.location)
         for left in target.parent.glob(f".{target.name}.partial*"):
             shutil.rmtree(left) if left.is_dir() else left.unlink()

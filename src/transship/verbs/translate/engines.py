@@ -1,0 +1,238 @@
+"""Who does the work on a table: this process, several of this machine, or the workers of a Ray cluster.
+
+Work is a function of (shared, item): `shared` is one large value that every worker gets once (a map), `item`
+a small one (which rows). Items are independent and may be done twice, so a worker that dies costs a retry.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+from transship.errors import MissingError, OptionError, TransshipError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+EngineName = Literal["local", "ray"]
+
+
+class Engine(Protocol):
+    """Does independent pieces of work."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether work leaves this process."""
+
+    def run(
+        self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield (number of the item, what the work gave) as they become ready, in any order."""
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """This process, or `jobs` processes of this machine that share its threads."""
+
+    jobs: int = 1
+
+    @property
+    def parallel(self) -> bool:
+        """Whether work leaves this process."""
+        return self.jobs > 1
+
+    def run(
+        self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield results as they become ready; a process that dies ends the run, and what is done is kept."""
+        import multiprocessing
+
+        if not self.parallel:
+            for number, item in enumerate(items):
+                yield number, work(shared, item)
+            return
+        # spawn: a fork of a process with threads of its own may wait for ever
+        pool = ProcessPoolExecutor(
+            min(self.jobs, max(1, len(items))),
+            multiprocessing.get_context("spawn"),
+            initializer=_receive,
+            initargs=(shared, threads_each(self.jobs)),
+        )
+        try:
+            numbers = {pool.submit(_work, work, item): number for number, item in enumerate(items)}
+            for ready in as_completed(numbers):
+                yield numbers[ready], ready.result()
+        except BrokenProcessPool as error:
+            raise OptionError(
+                "a worker process was killed or died",
+                where=f"--jobs {self.jobs}",
+                fix="see that there is memory for all of them and run it again: it goes on where it stopped",
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def threads_each(jobs: int) -> int:
+    """Return the threads of each of several processes: what this one would have used, shared out."""
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, (int(allowed) if allowed.isdigit() else os.cpu_count() or 1) // jobs)
+
+
+_shared: Any = None
+
+
+def _receive(shared: Any, threads: int) -> None:
+    global _shared
+    import torch
+
+    torch.set_num_threads(threads)
+    _shared = shared
+
+
+def _work(work: Callable[[Any, Item], Result], item: Item) -> Result:
+    return work(_shared, item)
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """The workers of a Ray cluster, through Ray Data.
+
+    The table of items is a Ray dataset, one block per item; workers read their rows and write their part
+    themselves, so that vectors never pass through the object store. Ray starts a piece again when its worker
+    or node dies. Mistakes of the user's data are no such deaths: they come back and end the run.
+
+    Attributes:
+        address: of a running cluster; None: `RAY_ADDRESS`, or a cluster of this machine for this run.
+        jobs: at most so many pieces at a time; None: as many as the cluster has CPUs.
+        gpus: GPUs of one piece.
+    """
+
+    address: str | None = None
+    jobs: int | None = None
+    gpus: float = 0
+
+    @property
+    def parallel(self) -> bool:
+        """Whether work leaves this process."""
+        return True
+
+    def run(
+        self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
+    ) -> Iterator[tuple[int, Result]]:
+        """Yield results as they become ready."""
+        ray = load_ray()
+        begun = not ray.is_initialized()
+        if begun:
+            self._connect(ray)
+        try:
+            yield from self._run(ray, work, shared, items)
+        finally:
+            if begun:
+                ray.shutdown()
+
+    def _connect(self, ray: Any) -> None:
+        quiet = {"include_dashboard": False} if not (self.address or os.environ.get("RAY_ADDRESS")) else {}
+        try:
+            ray.init(address=self.address, logging_level="ERROR", log_to_driver=False, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise MissingError(
+                f"no Ray cluster answers ({str(error).splitlines()[0]})",
+                where=self.address or "RAY_ADDRESS",
+                fix="start one with `ray start --head`, or leave --address out",
+            ) from error
+
+    def _run(self, ray: Any, work: Any, shared: Any, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        if not items:
+            return
+        reference = ray.put(shared)
+        rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
+        with _quiet(ray):
+            dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+                functools.partial(_ray_work, work, reference),
+                batch_size=1,
+                batch_format="numpy",
+                zero_copy_batch=True,
+                compute=ray.data.TaskPoolStrategy(size=self.jobs),
+                num_cpus=1,
+                num_gpus=self.gpus or None,
+            )
+            for row in dataset.iter_rows():
+                result = pickle.loads(row["result"])
+                if isinstance(result, TransshipError):
+                    raise result
+                yield int(row["number"]), result
+
+
+class _quiet:  # noqa: N801 - reads as a word in `with`
+    """Keeps Ray Data's own bars and lines out of the way: the run has a progress line of its own."""
+
+    def __init__(self, ray: Any) -> None:
+        self.context = ray.data.DataContext.get_current()
+
+    def __enter__(self) -> None:
+        import logging
+
+        self.bars = self.context.enable_progress_bars
+        self.logger = logging.getLogger("ray.data")
+        self.level = self.logger.level
+        self.context.enable_progress_bars = False
+        self.logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *error: object) -> None:
+        self.context.enable_progress_bars = self.bars
+        self.logger.setLevel(self.level)
+
+
+def _ray_work(work: Callable[[Any, Any], Any], reference: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """Do one piece in a worker; a mistake in the data is a result, so that Ray does not try it again."""
+    try:
+        result: Any = work(_fetch(reference.hex(), reference), pickle.loads(batch["item"][0]))
+    except TransshipError as mistake:
+        result = mistake
+    return {"number": batch["number"], "result": [pickle.dumps(result)]}
+
+
+_fetched: dict[str, Any] = {}
+
+
+def _fetch(name: str, reference: Any) -> Any:
+    """Return what all pieces share, fetched once per worker."""
+    if name not in _fetched:
+        import ray
+
+        _fetched.clear()
+        _fetched[name] = ray.get(reference)
+    return _fetched[name]
+
+
+def load_ray() -> Any:
+    """Import Ray, or say how to install it."""
+    try:
+        import ray
+        from ray import data as _data  # noqa: F401 - the extra `data` has to be there too
+    except ImportError as error:
+        raise MissingError("needs Ray", where="--engine ray", fix="pip install 'transship[ray]'") from error
+    return ray
+
+
+def choose_engine(
+    name: EngineName = "local",
+    *,
+    address: str | None = None,
+    jobs: int | None = None,
+    gpus: float = 0,
+) -> Engine:
+    """Return the engine that the options name."""
+    if jobs is not None and jobs < 1:
+        raise OptionError(f"{jobs} workers do no work", where="--jobs", fix="give 1 or more")
+    if name == "ray":
+        load_ray()
+        return RayEngine(address, jobs, gpus)
+    if address is not None:
+        raise OptionError("is of a Ray cluster", where="--address", fix="add --engine ray")
+    return LocalEngine(jobs or 1)

@@ -1,0 +1,195 @@
+"""`--memory`: what it says is enough is enough under a real limit, and what is not is refused before work.
+
+The limit is RLIMIT_DATA: the kernel refuses private writable memory beyond it, which is what anonymous memory
+is; `ulimit -v` would also count mapped files and libraries, a gigabyte with torch. What libraries reserve and
+never touch counts too, so the limit leaves RESERVED for it, and Arrow takes its memory from malloc (its own
+allocator reserves a gigabyte at once). The peak of anonymous memory that was really used must stay within
+what was allowed, with nothing added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
+
+from transship.cli import group
+from transship.errors import OptionError
+from transship.numerics import parse_bytes
+
+RESERVED = 150_000_000
+LIMITED = """
+import json, resource, sys, threading, time
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+peak, ended = 0, False
+def watch():
+    global peak
+    while not ended:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("RssAnon"):
+                    peak = max(peak, int(line.split()[1]) * 1024)
+        time.sleep(0.005)
+watcher = threading.Thread(target=watch)
+watcher.start()
+try:
+    from transship.cli import group
+    group.main(args=sys.argv[2:], standalone_mode=False)
+finally:
+    ended = True
+    watcher.join()
+print(json.dumps({"peak": peak}), file=sys.stderr)
+"""
+ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA and /proc are Linux's"),
+]
+
+
+def least(*words: object) -> str:
+    """Return the least memory that a command asks for when it is allowed next to none."""
+    with pytest.raises(OptionError, match=r"--memory: .* needs at least .* and may take 1\.0 MB") as refused:
+        CliRunner().invoke(group, [*map(str, words), "--memory", "1MB"], catch_exceptions=False)
+    found = re.search(r"allow ([\d.]+ [kMG]B) or more", str(refused.value))
+    assert found is not None
+    return found[1].replace(" ", "")
+
+
+def limited(memory: str, *words: object) -> int:
+    """Run a command that may take `memory` under a limit of the kernel's; return its peak."""
+    limit = parse_bytes(memory) + RESERVED
+    command = [sys.executable, "-c", LIMITED, str(limit), *map(str, words), "--memory", memory]
+    done = subprocess.run(
+        command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert done.returncode == 0, f"{memory}: {done.stderr[-3000:]}"
+    peak: int = json.loads(done.stderr.splitlines()[-1])["peak"]
+    assert peak <= parse_bytes(memory)
+    return peak
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, minilm: Path) -> Path:
+    """Texts, series, paired vectors, and a model that differs a little from MiniLM."""
+    root = tmp_path_factory.mktemp("memory")
+    rng = np.random.default_rng(0)
+    words = ["the", "ship", "of", "a", "bird", "sails", "over", "water", "while", "it", "rains", "on", "land"]
+    texts = [" ".join(rng.choice(words, size=int(rng.integers(5, 60)))) for _ in range(200)]
+    pq.write_table(pa.table({"id": list(range(200)), "text": texts}), root / "texts.parquet")
+    series = [rng.normal(size=140).astype(np.float32).tolist() for _ in range(120)]
+    pq.write_table(
+        pa.table({"series": series, "label": [i % 3 for i in range(120)]}), root / "series.parquet"
+    )
+    hidden = rng.normal(size=(3000, 32))
+    for name, width in (("old", 128), ("new", 160)):
+        rows = (hidden @ rng.normal(size=(32, width)) + 0.3 * rng.normal(size=(3000, width))).astype(
+            np.float32
+        )
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), width)
+        pq.write_table(pa.table({"id": list(range(3000)), "vector": vectors}), root / f"{name}.parquet")
+    shutil.copytree(minilm, root / "tuned")
+    tensors = load_file(minilm / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2:
+            noise = rng.normal(size=tensor.shape).astype(tensor.dtype)
+            tensors[name] = tensor + np.float32(0.01 * np.abs(tensor).mean()) * noise
+    save_file(tensors, root / "tuned" / "model.safetensors", metadata={"format": "pt"})
+    return root
+
+
+def fit(folder: Path, minilm: Path) -> list[object]:
+    return ["translate", "fit", folder / "old.parquet", folder / "new.parquet", folder / "map", "--force"]
+
+
+def embed(folder: Path, minilm: Path) -> list[object]:
+    texts, out = folder / "texts.parquet", folder / "vectors.parquet"
+    return ["translate", "embed", "--model", minilm, texts, out, "--force"]
+
+
+def compare(folder: Path, minilm: Path) -> list[object]:
+    return ["compare", minilm, folder / "tuned", "--data", folder / "texts.parquet", "--inputs", "16"]
+
+
+def transport(folder: Path, minilm: Path) -> list[object]:
+    models = [minilm, folder / "tuned", minilm]
+    options = ["--batches", "2", "--method", "theseus", "--strength", "1", "--force"]
+    return ["transport", *models, folder / "moved", "--data", folder / "texts.parquet", *options]
+
+
+def add(folder: Path, minilm: Path) -> list[object]:
+    if not (folder / "fused").exists():
+        words = ["merge", "start", folder / "fused", "--base", minilm, "--method", "regmean"]
+        CliRunner().invoke(group, [*map(str, words)], catch_exceptions=False)
+    data = ["--data", folder / "texts.parquet", "--inputs", "100"]
+    return ["merge", "add", folder / "fused", folder / "tuned", *data]
+
+
+def adapt(folder: Path, minilm: Path) -> list[object]:
+    words = ["adapt", "fit", folder / "adapted", "--backbone", minilm, "--train", folder / "series.parquet"]
+    return [*words, "--method", "nft", "--steps", "3", "--no-baseline", "--force"]
+
+
+@pytest.mark.parametrize("command", [fit, embed, compare, transport, add, adapt])
+def test_what_a_command_asks_for_is_enough(
+    command: Callable[[Path, Path], list[object]], folder: Path, minilm: Path
+):
+    words = command(folder, minilm)
+    limited(least(*words), *words)
+
+
+def test_apply_and_check_stay_within_what_they_ask_for(folder: Path, minilm: Path):
+    words = fit(folder, minilm)
+    CliRunner().invoke(group, [*map(str, words), "--method", "kernel"], catch_exceptions=False)
+    for verb, options in (
+        ("apply", [folder / "old.parquet", folder / "out.parquet", "--force"]),
+        ("check", [folder / "old.parquet", folder / "new.parquet"]),
+    ):
+        words = ["translate", verb, folder / "map", *options]
+        limited(least(*words), *words)
+
+
+def test_less_memory_gives_smaller_batches_or_fewer_candidates_and_the_same_rows(folder: Path, minilm: Path):
+    roomy, tight = folder / "roomy.parquet", folder / "tight.parquet"
+    texts = ["translate", "embed", "--model", str(minilm), str(folder / "texts.parquet")]
+    runner = CliRunner()
+    runner.invoke(group, [*texts, str(roomy)], catch_exceptions=False)
+    from transship.verbs.translate import embed as embedding
+
+    seen: list[int] = []
+    within = embedding.Encoder.within
+
+    def watched(self, memory, source):
+        made = within(self, memory, source)
+        seen.append(made.batch_size)
+        return made
+
+    embedding.Encoder.within = watched
+    try:
+        few = least(*texts, tight)
+        runner.invoke(group, [*texts, str(tight), "--memory", few], catch_exceptions=False)
+    finally:
+        embedding.Encoder.within = within
+    assert seen[0] < 32
+    one, other = (
+        np.stack(pq.read_table(path)["vector"].to_numpy(zero_copy_only=False)) for path in (roomy, tight)
+    )
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+    words = [*fit(folder, minilm), "--memory"]
+    done = runner.invoke(group, [*map(str, words), least(*words[:-1])], catch_exceptions=False)
+    assert "kernel is left out" in done.output
+    assert runner.invoke(group, [*map(str, words), "8GB"], catch_exceptions=False).output.count("kernel ") > 0

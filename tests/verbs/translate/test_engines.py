@@ -1,0 +1,314 @@
+"""Several processes, Ray and other file systems give the rows, the order and the metadata of one process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from transship.errors import DataError, MissingError, OptionError, OutputError
+from transship.numerics import MemoryBudget
+from transship.verbs.translate import Ridge, SavedMap, embed, load_map, run, save_map
+from transship.verbs.translate.engines import LocalEngine, RayEngine, choose_engine
+from transship.verbs.translate.moving import apply_map
+from transship.verbs.translate.stores import Stamp, open_sink, open_source, parquet
+from transship.verbs.translate.stores.files import INCOMPLETE
+from transship.verbs.translate.stores.parquet_sink import DEATHS
+
+_SPEC = importlib.util.spec_from_file_location(
+    "engine_store_helpers", Path(__file__).with_name("store_helpers.py")
+)
+helpers = importlib.util.module_from_spec(_SPEC)
+sys.modules["engine_store_helpers"] = helpers
+_SPEC.loader.exec_module(helpers)
+# room for a dozen rows at a time
+SMALL = MemoryBudget(2800)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Ray of two workers; two CPU seconds to start, and some more for each worker's imports."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
+    ray.init(
+        num_cpus=2,
+        object_store_memory=80_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> SavedMap:
+    x = helpers.make_rows(200, 6, seed=7)
+    y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
+    about = {"source": "old", "target": "new", "unit_target": True, "quality": {"recall": 0.5}}
+    return save_map(Ridge().fit(x, y), tmp_path / "map", about)
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(parquet, "PART_ROWS", 20)
+    monkeypatch.setattr(embed, "PART_ROWS", 4)
+    monkeypatch.setattr(embed.TextSource, "part_rows", 4)
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch) -> str:
+    """A file system of fsspec's that is not its local one, with its root in the temporary folder."""
+    import fsspec
+
+    (tmp_path / "remote").mkdir()
+    monkeypatch.setitem(
+        fsspec.config.conf, "dir", {"path": str(tmp_path / "remote"), "target_protocol": "file"}
+    )
+    return "dir://"
+
+
+def same_files(left: Path, right: Path) -> None:
+    """Every file has the same rows in the same order, the same columns, types and metadata, bit by bit."""
+    names = [one.relative_to(left) for one in sorted(left.rglob("*.parquet"))] or [Path()]
+    assert names == ([one.relative_to(right) for one in sorted(right.rglob("*.parquet"))] or [Path()])
+    for name in names:
+        one, other = (pq.read_table(root / name, partitioning=None) for root in (left, right))
+        assert one.schema.equals(other.schema, check_metadata=True)
+        assert one.equals(other)
+        assert json.loads(one.schema.metadata[b"transship"])["model"]
+
+
+def last(steps) -> int:
+    return list(steps)[-1].done
+
+
+def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, tmp_path: Path, monkeypatch):
+    source = helpers.build("folder", tmp_path / "in", helpers.make_rows())
+    assert last(apply_map(saved, source, str(tmp_path / "one"), memory=SMALL)) == helpers.COUNT
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "dies.py").write_text(
+        "import os, signal\n"
+        "from transship.verbs.translate.moving import translate_part\n"
+        "def work(shared, part):\n"
+        "    if part.start == 60:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return translate_part(shared, part)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    import dies
+
+    from transship.verbs.translate import moving
+
+    two = LocalEngine(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "translate_part", dies.work)
+        with pytest.raises(OptionError, match="a worker process was killed"):
+            last(apply_map(saved, source, str(tmp_path / "two"), memory=SMALL, engine=two))
+    assert not (tmp_path / "two").exists()
+    assert (tmp_path / ".two.partial").exists()
+    assert last(apply_map(saved, source, str(tmp_path / "two"), memory=SMALL, engine=two)) == helpers.COUNT
+    assert not (tmp_path / ".two.partial").exists()
+    same_files(tmp_path / "one", tmp_path / "two")
+
+
+def test_a_stopped_run_of_parts_in_any_order_is_continued(saved, tmp_path: Path):
+    """Several processes finish parts out of order; only those that are missing are made again."""
+    source = helpers.build("parquet", tmp_path / "in", helpers.make_rows())
+    last(apply_map(saved, source, str(tmp_path / "one.parquet"), memory=SMALL))
+    opened = open_source(source)
+    stamp = Stamp("new", saved.hash, saved.about["quality"], opened.fingerprint())
+    sink = open_sink(str(tmp_path / "two.parquet"), opened, stamp, width=5)
+    from transship.verbs.translate.moving import PartWork, translate_part
+
+    parts = sink.missing()
+    assert [tuple(part) for part in parts] == [(0, 20), (20, 40), (40, 60), (60, 80), (80, 90)]
+    for part in (parts[1], parts[4]):
+        translate_part(PartWork(saved, opened, sink.writer, 12), part)
+    sink.close()
+    steps = list(apply_map(saved, source, str(tmp_path / "two.parquet"), memory=SMALL))
+    assert (steps[0].done, steps[-1].done) == (30, 90)
+    same_files(tmp_path / "one.parquet", tmp_path / "two.parquet")
+
+
+def test_a_part_over_which_worker_after_worker_dies_is_given_up(saved, tmp_path: Path):
+    source = open_source(helpers.build("parquet", tmp_path / "in", helpers.make_rows()))
+    sink = open_sink(str(tmp_path / "out.parquet"), source, Stamp("new"), width=5)
+    for number in range(DEATHS):
+        (tmp_path / ".out.parquet.partial" / f"{20:012d}.{number}.draft").touch()
+    from transship.verbs.translate.moving import PartWork, translate_part
+
+    work, parts = PartWork(saved, source, sink.writer, 12), sink.missing()
+    assert translate_part(work, parts[0]) == 20
+    with pytest.raises(DataError, match="5 workers died over the rows 20 to 40"):
+        translate_part(work, parts[1])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hive"])
+def test_another_file_system_holds_the_same_rows(kind: str, saved, remote: str, tmp_path: Path):
+    source = helpers.build(kind, tmp_path / "remote" / "in", helpers.make_rows())
+    ending = ".parquet" if kind == "parquet" else ""
+    last(apply_map(saved, source, str(tmp_path / f"local{ending}"), memory=SMALL))
+    there = remote + str(Path(source).relative_to(tmp_path / "remote"))
+    steps = apply_map(saved, there, f"{remote}out{ending}", memory=SMALL)
+    next(steps)
+    next(steps)
+    steps.close()  # stopped after a part, and started again
+    assert not (tmp_path / "remote" / f"out{ending}").exists()
+    last(apply_map(saved, there, f"{remote}out{ending}", memory=SMALL))
+    with pytest.raises(OutputError, match="exists already"):
+        last(apply_map(load_map(saved.path), f"file://{source}", f"{remote}out{ending}"))
+    assert [one.name for one in (tmp_path / "remote").iterdir() if one.name.startswith(".")] == []
+    one, other = (
+        pq.read_table(tmp_path / name, partitioning=None)
+        for name in (f"local{ending}", f"remote/out{ending}")
+    )
+    assert one.equals(other)
+    # a file system tells other things of a file than a disk does, so only the source's mark differs
+    marks = [json.loads(table.schema.metadata[b"transship"]) for table in (one, other)]
+    assert [mark | {"source": ""} for mark in marks] == [marks[0] | {"source": ""}] * 2
+    assert open_source(f"{remote}out{ending}").stamp.map == saved.hash
+
+
+def test_a_remote_folder_that_is_still_arriving_is_refused_and_finished_later(
+    saved, remote: str, tmp_path: Path, monkeypatch
+):
+    source = helpers.build("folder", tmp_path / "in", helpers.make_rows())
+    from transship.verbs.translate.stores.parquet_sink import ParquetSink
+
+    assemble, made = ParquetSink._assemble, []
+
+    def stopped(self, entry, goal):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(goal)
+        assemble(self, entry, goal)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSink, "_assemble", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            last(apply_map(saved, source, f"{remote}out", memory=SMALL))
+    assert (tmp_path / "remote" / "out" / INCOMPLETE).is_file()
+    with pytest.raises(DataError, match="is not whole yet"):
+        open_source(f"{remote}out")
+    assert last(apply_map(saved, source, f"{remote}out", memory=SMALL)) == helpers.COUNT
+    assert not (tmp_path / "remote" / "out" / INCOMPLETE).exists()
+    last(apply_map(saved, source, str(tmp_path / "one"), memory=SMALL))
+    same_files(tmp_path / "one", tmp_path / "remote" / "out")
+
+
+def test_what_is_no_parquet_is_refused_by_several_processes(saved, tmp_path: Path):
+    source = helpers.build("npy", tmp_path / "in", helpers.make_rows())
+    with pytest.raises(OptionError, match="only Parquet is written by several processes"):
+        last(apply_map(saved, source, str(tmp_path / "out.npy"), engine=LocalEngine(2)))
+    with pytest.raises(OptionError, match="--address: is of a Ray cluster"):
+        choose_engine("local", address="127.0.0.1:6379")
+    with pytest.raises(MissingError, match="its file system cannot be opened"):
+        open_source("abfs://nowhere/rows.parquet")
+    with pytest.raises(DataError, match="Protocol not known"):
+        open_source("nonsense://nowhere/rows.parquet")
+
+
+# -- Ray ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "hive"])
+def test_ray_gives_the_rows_the_order_and_the_metadata_of_one_process(
+    kind: str, cluster, saved, tmp_path: Path
+):
+    source = helpers.build(kind, tmp_path / "in", helpers.make_rows())
+    ending = ".parquet" if kind == "parquet" else ""
+    last(apply_map(saved, source, str(tmp_path / f"one{ending}"), memory=SMALL))
+    steps = list(
+        apply_map(
+            saved, f"file://{source}", f"file://{tmp_path}/two{ending}", memory=SMALL, engine=RayEngine()
+        )
+    )
+    assert len(steps) > 3
+    assert steps[-1].done == helpers.COUNT
+    same_files(tmp_path / f"one{ending}", tmp_path / f"two{ending}")
+    assert not list(tmp_path.glob(".two*"))
+
+
+@pytest.mark.slow
+def test_a_worker_killed_half_way_through_a_part_costs_a_retry_and_no_row(cluster, saved, tmp_path: Path):
+    rows = helpers.make_rows()
+    source = helpers.build("folder", tmp_path / "in", rows)
+    last(apply_map(saved, source, str(tmp_path / "one"), memory=SMALL))
+    kill, victim, killed = signal.SIGKILL, rows[42], str(tmp_path / "killed")
+
+    class Deadly(Ridge):  # travels by value
+        def transform(self, X):  # noqa: N803
+            import os
+
+            if (victim == X).all(1).any() and not os.path.exists(killed):
+                with open(killed, "w") as file:
+                    file.write(str(os.getpid()))
+                os.kill(os.getpid(), kill)
+            return super().transform(X)
+
+    deadly = load_map(saved.path)
+    deadly.translator.__class__ = Deadly
+    engine = RayEngine(jobs=2)
+    assert last(apply_map(deadly, source, str(tmp_path / "two"), memory=SMALL, engine=engine)) == len(rows)
+    pid = int(Path(killed).read_text())
+    assert pid != os.getpid()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    same_files(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_row_that_cannot_be_translated_comes_back_as_one_sentence(cluster, saved, tmp_path: Path):
+    rows = helpers.make_rows()
+    rows[50] = np.nan
+    source = helpers.build("parquet", tmp_path / "in", rows)
+    with pytest.raises(DataError, match="hold NaN or infinity, the first is id 51"):
+        last(apply_map(saved, source, str(tmp_path / "out.parquet"), engine=RayEngine()))
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.slow
+def test_a_map_is_measured_and_texts_are_embedded_alike(cluster, minilm: Path, saved, tmp_path: Path):
+    x = helpers.make_rows(200, 6, seed=3)
+    y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
+    old, new = (helpers.build("parquet", tmp_path / name, side) for name, side in (("old", x), ("new", y)))
+    assert run.check(saved.path, old, new) == run.check(saved.path, old, new, engine=RayEngine())
+
+    texts = [f"sentence number {number} about {'ships' if number % 2 else 'birds'}" for number in range(6)]
+    pq.write_table(pa.table({"id": [f"t{n}" for n in range(6)], "text": texts}), tmp_path / "texts.parquet")
+    for name, engine in (("one", LocalEngine()), ("two", RayEngine())):
+        out = str(tmp_path / f"{name}.parquet")
+        assert last(
+            embed.embed_texts(str(minilm), f"file://{tmp_path}/texts.parquet", out, engine=engine)
+        ) == len(texts)
+    same_files(tmp_path / "one.parquet", tmp_path / "two.parquet")
+
+
+@pytest.mark.slow
+def test_the_command_joins_a_running_cluster(cluster, saved, remote: str, tmp_path: Path):
+    source = helpers.build("folder", tmp_path / "remote" / "in", helpers.make_rows())
+    last(apply_map(saved, source, str(tmp_path / "one")))
+    address = cluster.get_runtime_context().gcs_address
+    words = ["translate", "apply", saved.path, f"{remote}in/rows", f"{remote}out", "--json"]
+    environment = {"FSSPEC_DIR_PATH": str(tmp_path / "remote"), "FSSPEC_DIR_TARGET_PROTOCOL": "file"}
+    done = subprocess.run(
+        [sys.executable, "-m", "transship", *words, "--engine", "ray", "--address", address],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == helpers.COUNT
+    one, other = (pq.read_table(tmp_path / name) for name in ("one", "remote/out"))
+    assert one.equals(other)
