@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transship.errors import CheckpointError, MissingError, OptionError
 
@@ -197,6 +197,18 @@ def _dtype(dtype: Any) -> Any:
             f"'{dtype}' is no dtype", where="dtype", fix="choose float32, bfloat16, float16 or auto"
         )
     return found
+
+
+def values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter with its values; those that rest on disk are read from there, one at a time."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            yield name, parameter
+            continue
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        hook: Any = getattr(owner, "_hf_hook", None)
+        yield name, hook.weights_map[leaf]
 
 
 def _others(count: int) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transship import parallel
 from transship.activations.images import image_size, plain_pixels, stack_arrays, with_channels
 from transship.activations.loading import MOST_TOKENS, open_model, quiet
 from transship.activations.sites import Site, find_sites
@@ -287,7 +288,7 @@ def load_model(
     """
     if isinstance(reference, LoadedModel):
         return reference
-    where = torch.device(device)
+    where = torch.device(parallel.device(device))
     if isinstance(reference, nn.Module):
         module = reference.to(where).eval()
         title = name or type(reference).__name__

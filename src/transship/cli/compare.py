@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import parallel
 from transship.cli.options import compute_options, local_model, output_options, print_json, trust_option
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def command(
         batch_size=batch_size,
         progress=Progress("inputs", len(part)),
     )
+    if not parallel.is_main():
+        return
     if report is not None:
         from transship.activations.page import comparison_page
 

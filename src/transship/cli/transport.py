@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import parallel
 from transship.cli.options import compute_options, local_model, model_options, output_options, print_json
 
 if TYPE_CHECKING:
@@ -146,10 +147,11 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         for line in plan_lines(work, method):
             click.echo(line, err=True)
     result = work.run(method, keep=None if given["keep"] is None else load(given["keep"]))
-    result.save(out, force=given["force"])
-    if given["report"] is not None:
-        result.report(given["report"], force=given["force"])
-    if given["prepared"] is None:
+    if parallel.is_main():
+        result.save(out, force=given["force"])
+        if given["report"] is not None:
+            result.report(given["report"], force=given["force"])
+    if given["prepared"] is None and parallel.agreed(True):  # once it is written, nobody needs them
         work.forget()
     if quiet:
         print_json({**result.summary(), "out": str(out)})

@@ -1,0 +1,143 @@
+"""What several processes share, as one process does it too: `python launched.py FOLDER` under a launcher.
+
+Every function returns tensors by name. The tests run them in one process and in two, and compare.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORDS = [f"word{number}" for number in range(40)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+CLASSES = 3
+
+
+def make(folder: Path) -> None:
+    """Write models that read the same words (source, two fine-tunes, a wider target) and labelled texts."""
+    import pyarrow
+    import pyarrow.parquet
+    import tokenizers
+    import transformers
+
+    vocabulary = {word: row for row, word in enumerate([*SPECIAL, *WORDS])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]", model_max_length=32
+    )
+
+    def bert(width: int, seed: int) -> Any:
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": 2}
+        config = transformers.BertConfig(
+            vocab_size=44, max_position_embeddings=32, num_attention_heads=2, num_labels=CLASSES, **sizes
+        )
+        model = transformers.BertForSequenceClassification(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape))
+        return model
+
+    def save(model: Any, name: str) -> None:
+        model.save_pretrained(folder / name)
+        words.save_pretrained(folder / name)
+
+    source = bert(16, 0)
+    save(source, "source")
+    save(source.bert, "base")
+    kept = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    for name, seed in (("tuned", 1), ("other", 2)):
+        source.load_state_dict(kept)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in source.parameters():
+                parameter.add_(0.02 * torch.randn(parameter.shape))
+        save(source, name)
+    save(bert(24, 5), "target")
+    random = np.random.default_rng(0)
+    for name in ("texts", "others"):
+        rows = [" ".join(random.choice(WORDS, size=random.integers(3, 12))) for _ in range(90)]
+        labels = random.integers(0, CLASSES, 90).tolist()
+        pyarrow.parquet.write_table(pyarrow.table({"text": rows, "label": labels}), folder / f"{name}.parquet")
+
+
+def texts(folder: Path, name: str = "texts") -> list[str]:
+    import pyarrow.parquet
+
+    rows: list[str] = pyarrow.parquet.read_table(folder / f"{name}.parquet").column("text").to_pylist()
+    return rows
+
+
+def moments(folder: Path) -> dict[str, Tensor]:
+    """Moments of sites, their number of inputs, and how `compare` judges them."""
+    from transship.activations import collect, compare
+
+    inputs = texts(folder)
+    options: dict[str, Any] = {"tokens_per_input": 4, "batch_size": 8}
+    found = collect(folder / "source", folder / "target", None, inputs, parts=("aa", "bb", "ab"), **options)
+    made = {"inputs": torch.tensor(float(found.inputs))}
+    for name, one in found.kept.items():
+        made[f"{name} count"] = torch.tensor(one.count)
+        made |= {f"{name} {number}": tensor for number, tensor in enumerate(one.tensors())}
+    few = collect(folder / "source", folder / "target", None, inputs[:3], batch_size=8)
+    made["few"] = few.kept[min(few.kept)].part("ab")
+    seen = compare(folder / "source", folder / "target", inputs, **options)
+    made["cka"] = torch.tensor(seen.stacks[0].cka)
+    made["agreement"] = torch.tensor([one.agreement for one in (*seen.layers, *seen.sites)])
+    made["rows"] = torch.tensor([seen.rows, seen.inputs])
+    return made
+
+
+def transports(folder: Path) -> dict[str, Tensor]:
+    """The update that every method which reads inputs makes, with its strength and its head."""
+    import transship
+
+    cases: dict[str, dict[str, Any]] = {
+        "theseus": {"method": "theseus"},
+        "gradient": {"method": "gradient"},
+        "gradfix": {"method": "gradfix", "strength": 1.0},
+        "carry": {"method": "carry"},
+        "kept": {"method": "carry", "keep": texts(folder, "others")},
+        "path": {"method": "theseus", "path_steps": 2, "strength": 1.0},
+        "auto": {"method": "auto"},
+    }
+    made = {}
+    for name, options in cases.items():
+        found = transship.transport(
+            *(str(folder / one) for one in ("source", "tuned", "target")),
+            data=str(folder / "texts.parquet"),
+            batches=5,
+            batch_size=8,
+            **options,
+        )
+        made[f"{name} strength"] = torch.tensor(found.strength)
+        made |= {f"{name} {key}": change for key, change in found.moved.dense.items()}
+        if found.head is not None:
+            made[f"{name} head"] = found.head.weight
+        made[f"{name} scores"] = torch.tensor([score for _, score in found.choice.curve])
+    return made
+
+
+WORK = {"moments": moments, "transports": transports}
+
+
+def main(folder: Path, *names: str) -> None:
+    from safetensors.torch import save_file
+
+    from transship import parallel
+
+    parallel.join()
+    for name in names or WORK:
+        made = {key: tensor.contiguous() for key, tensor in WORK[name](folder).items()}
+        save_file(made, folder / f"{name}-{parallel.rank()}.safetensors")
+    parallel.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
