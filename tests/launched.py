@@ -64,7 +64,9 @@ def make(folder: Path) -> None:
     for name in ("texts", "others"):
         rows = [" ".join(random.choice(WORDS, size=random.integers(3, 12))) for _ in range(90)]
         labels = random.integers(0, CLASSES, 90).tolist()
-        pyarrow.parquet.write_table(pyarrow.table({"text": rows, "label": labels}), folder / f"{name}.parquet")
+        pyarrow.parquet.write_table(
+            pyarrow.table({"text": rows, "label": labels}), folder / f"{name}.parquet"
+        )
 
 
 def texts(folder: Path, name: str = "texts") -> list[str]:
@@ -124,7 +126,67 @@ def transports(folder: Path) -> dict[str, Tensor]:
     return made
 
 
-WORK = {"moments": moments, "transports": transports}
+def merges(folder: Path) -> dict[str, Tensor]:
+    """The joint update that every method of recipes with data learns, and what `weights: auto` finds."""
+    from transship.verbs.merge.learning.carry_out import learn, search_weights
+    from transship.verbs.merge.plan import plan
+
+    quick = {"steps": 3, "batch_size": 5, "learning_rate": 1e-2}
+    cases: dict[str, dict[str, Any]] = {
+        "fisher": {},
+        "regmean": {"batch_size": 8},
+        "regmean++": {"batch_size": 8},
+        "adamerging": quick,
+        "concrete": quick,
+        "otmf": {"iterations": 4, "batch_size": 7},
+        "multitask": quick,
+    }
+    made = {}
+    for method, parameters in cases.items():
+        for name, change in learn(plan(_recipe(folder, method, parameters=parameters))).items():
+            made[f"{method} {name}"] = change
+    found = search_weights(plan(_recipe(folder, "task_arithmetic", weights="auto")))
+    made["weights"] = torch.tensor([*found.factors, found.loss], dtype=torch.float64)
+    return made
+
+
+def _recipe(folder: Path, method: str, **more: Any) -> dict[str, Any]:
+    models = [
+        {
+            "model": str(folder / name),
+            "data": {
+                "path": str(folder / f"{data}.parquet"),
+                "column": "text",
+                "label": "label",
+                "inputs": 20,
+            },
+        }
+        for name, data in (("tuned", "texts"), ("other", "others"))
+    ]
+    return {"merge_method": method, "models": models, "base_model": str(folder / "source"), **more}
+
+
+def fusions(folder: Path) -> dict[str, Tensor]:
+    """What continual merging makes of two fine-tunes: the merged vector, heads, and shifts."""
+    from transship import data
+    from transship.verbs.merge.fusion import Fusion
+
+    made = {}
+    for method in ("otmf", "regmean", "opcm"):
+        options = {"iterations": 4, "batch_size": 7} if method == "otmf" else None
+        fusion = Fusion(
+            str(folder / "base"), method, options=options, heads="carried", keep_inputs=20, batch_size=6
+        )
+        for name, rows in (("tuned", "texts"), ("other", "others")):
+            fusion.add(str(folder / name), data.load(str(folder / f"{rows}.parquet")), inputs=30)
+        made |= {f"{method} {name}": tensor for name, tensor in fusion.vector.items()}
+        for task in fusion.tasks:
+            made[f"{method} head {task.name}"] = fusion.head(task.name).weight
+        made[f"{method} shift"] = torch.tensor([*fusion.history[-1].shift.values()])
+    return made
+
+
+WORK = {"moments": moments, "transports": transports, "merges": merges, "fusions": fusions}
 
 
 def main(folder: Path, *names: str) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -100,8 +100,8 @@ def mine(number: int) -> bool:
     return number % _WORLD.size == _WORLD.rank
 
 
-def share(rows: Sequence[Value]) -> Sequence[Value]:
-    """Return this process's slice of the rows of a batch; it may be empty."""
+def share(rows: Any) -> Any:
+    """Return this process's slice of the rows of a batch (a list, a range, an array); it may be empty."""
     return rows[_WORLD.rank :: _WORLD.size]
 
 
@@ -177,6 +177,22 @@ def total(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def add_gradients(parameters: Iterable[Tensor]) -> None:
+    """Replace every `.grad` by its sum over processes; a parameter that none of them reached keeps None."""
+    if _WORLD.size == 1:
+        return
+    import torch
+
+    ordered = list(parameters)
+    reached = torch.tensor([float(one.grad is not None) for one in ordered], dtype=torch.float64)
+    add_up([reached])
+    used = [one for one, count in zip(ordered, reached.tolist(), strict=True) if count]
+    for one in used:
+        if one.grad is None:
+            one.grad = torch.zeros_like(one)
+    add_up([one.grad for one in used if one.grad is not None])
+
+
 def rows_of_all(count: int, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
     """Return [count, ...] from the rows that the processes made: (their places, the rows), each row once."""
     import torch
@@ -189,6 +205,18 @@ def rows_of_all(count: int, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Te
         whole[torch.as_tensor(list(places), device=whole.device)] = rows
     add_up([whole])  # all but one of the summands of a row are zero
     return whole
+
+
+def rows_with_own(count: int, places: Sequence[int], own: Tensor | None) -> Tensor:
+    """Return [count, ...] of all processes' rows, in which this one's, at `places`, keep their derivative."""
+    if _WORLD.size == 1 and own is not None:
+        return own
+    import torch
+
+    whole = rows_of_all(count, [] if own is None else [(places, own.detach())])
+    if own is None:
+        return whole
+    return whole.index_put((torch.as_tensor(list(places), device=whole.device),), own)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import parallel
 from transship.cli.options import (
     local_model,
     memory_option,
@@ -90,6 +92,8 @@ def run_command(
         progress=lambda done, _, name: progress(done, name),
         learning=_learning(),
     )
+    if not parallel.is_main():
+        return
     progress(merged.tensors)
     if report is not None:
         merged.report(report, force=force)
@@ -272,9 +276,11 @@ def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> No
     if given["report"] is not None:
         check_target(given["report"], force=given["force"])
     opening = {name: given[name] for name in ("device", "trust_remote_code", "allow_pickle")}
-    with held(out):
+    with held(out) if parallel.is_main() else contextlib.nullcontext():
         fusion = Fusion.load(out, **opening)
         work(fusion)
+        if not parallel.is_main():
+            return
         fusion.save(out, force=True)
     if given["report"] is not None:
         fusion.report(given["report"], force=given["force"])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from transship import parallel
 from transship.checkpoints.atomic import check_target
 from transship.errors import OptionError
 from transship.numerics import format_bytes
@@ -70,12 +71,14 @@ class Merge:
         """
         check_target(folder, force=force)
         if isinstance(self.plan, AdapterMerge):
-            return save_adapter(self.plan, folder, force)
+            return save_adapter(self.plan, folder, force) if parallel.is_main() else Path(folder)
         jobs, room = self.threads(jobs, memory)
         check_kinship(self.plan)
         if learning is not None:
             self.plan.execution.watch = learning
         self.plan.execution.prepare()
+        if not parallel.is_main():  # of several processes that learn, one writes
+            return Path(folder)
         work = Work(force, progress, jobs, room)
         return (save_tasks if self.plan.outcome.heads else save_model)(self.plan, folder, work)
 
