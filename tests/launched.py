@@ -5,6 +5,8 @@ Every function returns tensors by name. The tests run them in one process and in
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -186,7 +188,42 @@ def fusions(folder: Path) -> dict[str, Tensor]:
     return made
 
 
-WORK = {"moments": moments, "transports": transports, "merges": merges, "fusions": fusions}
+def adaptations(folder: Path) -> dict[str, Tensor]:
+    """A small network trained on series: its losses and its weights."""
+    import transship
+
+    random = np.random.default_rng(1)
+    model = transship.Recraft(
+        backbone=str(folder / "base"), method="nft", base="none", steps=4, batch_size=7, tokens=8, cache=None
+    )
+    model.fit(random.normal(size=(40, 32)).astype(np.float32), np.arange(40) % 2)
+    made = {name: tensor.detach() for name, tensor in model.adapted_.network.named_parameters()}
+    losses = [[row["loss"], row["validation_loss"]] for row in model.adapted_.about["history"]]
+    return made | {"losses": torch.tensor(losses)}
+
+
+WORK = {
+    "adaptations": adaptations,
+    "moments": moments,
+    "transports": transports,
+    "merges": merges,
+    "fusions": fusions,
+}
+
+
+def die_at(number: int) -> None:
+    """Let the last process be killed in its step of this number, in the midst of collecting."""
+    from transship import parallel
+    from transship.activations.step import Stepper
+
+    step, steps = Stepper.step, iter(range(1, 1000))
+
+    def counted(*given: Any) -> Any:
+        if next(steps) == number and parallel.rank() == parallel.size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(*given)
+
+    Stepper.step = counted  # type: ignore[method-assign]
 
 
 def main(folder: Path, *names: str) -> None:
@@ -202,4 +239,10 @@ def main(folder: Path, *names: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    if sys.argv[1] == "die":
+        from transship.cli import main as command
+
+        die_at(int(sys.argv[2]))
+        command(sys.argv[3:])
+    else:
+        main(Path(sys.argv[1]), *sys.argv[2:])
