@@ -265,6 +265,7 @@ def load_model(
     reference: Any,
     *,
     device: str = "cpu",
+    device_map: Any = None,
     dtype: Any = None,
     head: bool = False,
     trust_remote_code: bool = False,
@@ -277,6 +278,8 @@ def load_model(
         reference: a folder, a hub id `owner/name[@revision]`, an open Checkpoint, an nn.Module, or a
             LoadedModel (returned as it is).
         device: where it runs.
+        device_map: how it is spread over devices instead, as `from_pretrained` takes it: `auto`, a device, or
+            module → device, also as JSON. Statistics stay on the device of the layer that they are of.
         dtype: of its weights: a torch dtype, its name, or "auto" for that of the file; float32 by default.
         head: with the task head that the checkpoint has; otherwise the encoder (or decoder) alone.
         trust_remote_code: allow code from the model's repository to run.
@@ -297,10 +300,21 @@ def load_model(
     title = name or str(
         reference if isinstance(reference, str | Path) else getattr(reference, "name", reference)
     )
-    opened = open_model(str(folder), title, dtype=dtype, head=head, trust_remote_code=trust_remote_code)
+    opened = open_model(
+        str(folder),
+        title,
+        dtype=dtype,
+        head=head,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
+    )
+    if opened.device is None:
+        opened.model.to(where)
+    else:
+        where = opened.device
     return LoadedModel(
         title,
-        opened.model.to(where).eval(),
+        opened.model.eval(),
         opened.config,
         opened.tokenizer,
         opened.image_processor,

@@ -58,6 +58,7 @@ def command(
     force: bool,
     seed: int,
     device: str,
+    device_map: str | None,
     dtype: str | None,
     trust_remote_code: bool,
 ) -> None:
@@ -77,7 +78,12 @@ def command(
     from transship.activations import compare, load_model
     from transship.progress import Progress
 
-    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    loading: dict[str, Any] = {
+        "device": device,
+        "device_map": device_map,
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+    }
     one, other = (load_model(local_model(name), name=name, **loading) for name in (source, target))
     found = compare(
         one,

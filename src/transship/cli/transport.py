@@ -126,6 +126,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     )
     opening = Opening(
         device=given["device"],
+        device_map=given["device_map"],
         dtype=given["dtype"],
         trust_remote_code=given["trust_remote_code"],
         allow_pickle=given["allow_pickle"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ class Merge:
         force: bool = False,
         progress: Progress | None = None,
         learning: Progress | None = None,
+        opening: Mapping[str, Any] | None = None,
         jobs: int = 1,
         memory: int | None = None,
     ) -> Path:
@@ -66,6 +68,7 @@ class Merge:
             force: replace an existing folder.
             progress: called with (steps done, steps in all, tensor) before each tensor.
             learning: called likewise while models run on data, before the first tensor.
+            opening: how these are opened: device, device_map and dtype of `load_model`.
             jobs: threads that make tensors; the result is the same, bit by bit, for any number.
             memory: the most bytes that the work may take; fewer threads are used where they would not fit.
         """
@@ -76,6 +79,7 @@ class Merge:
         check_kinship(self.plan)
         if learning is not None:
             self.plan.execution.watch = learning
+        self.plan.execution.opening = dict(opening or {})
         self.plan.execution.prepare()
         if not parallel.is_main():  # of several processes that learn, one writes
             return Path(folder)

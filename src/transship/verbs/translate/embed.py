@@ -62,6 +62,7 @@ def embed_texts(
     normalise: bool | None = None,
     batch_size: int = 32,
     device: str = "cpu",
+    device_map: Any = None,
     dtype: str | None = None,
     trust_remote_code: bool = False,
     force: bool = False,
@@ -77,7 +78,12 @@ def embed_texts(
 
     source = TextSource(load(texts, "text", column=column, label=False, id=id_column))
     loaded = load_model(
-        str(find_model(model)), device=device, dtype=dtype, trust_remote_code=trust_remote_code, name=model
+        str(find_model(model)),
+        device=device,
+        device_map=device_map,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        name=model,
     )
     width = len(
         features(loaded, [prompt + str(source.texts.inputs[0])], pooling=pooling, normalise=normalise)[0]

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from transship import parallel
 from transship.activations import Batch, LoadedModel, SitePair
+from transship.activations.loading import require_in_memory
 from transship.activations.readout import Readout, Task
 from transship.activations.record import Tap, sides_of, view_of, watching
 from transship.activations.step import Lane, Numbered, StepOptions, Stepper, Stream
@@ -190,6 +191,7 @@ def weight_descent(
     (`max`).
     """
     model = loaded.model
+    require_in_memory(model, loaded.name, "this method takes gradients of weights")
     parameters = {
         name: parameter for name, parameter in model.named_parameters() if parameter.dtype.is_floating_point
     }

@@ -12,6 +12,7 @@ from torch import Tensor
 from transship.activations import LoadedModel, Matching, SitePair
 from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments
+from transship.activations.loading import values_of
 from transship.activations.readout import Readout, Task
 from transship.activations.shards import run_shared, summed
 from transship.activations.state import SavedState
@@ -153,7 +154,7 @@ def prepare(
         descent = weight_descent(target, calibration.batches(target.length), loss, vote=vote)
     orders = None
     if requirements.permutations:
-        tensors = [dict(model.model.named_parameters()) for model in (source, target)]
+        tensors = [{name: one.cpu() for name, one in values_of(model.model)} for model in (source, target)]
         orders = match_units(
             [pair.target for pair in matching.pairs if len(pair.sources) == 1],
             lambda name: tensors[0][_source_name(matching, name)],
@@ -230,10 +231,10 @@ def _gradients(
         about = {"of": "gradients", "pairs": sorted("\t".join(key) for key in step.lanes)}
         state = SavedState(calibration.folder / "gradients", step, about, calibration.save_every)
         state.resume()
-    batches = -(-len(calibration.inputs) // calibration.batch_size)
-    if state is None or len(state.covered) < batches:  # or nothing is left to run
+    batches = calibration.batches(target.length)
+    if state is None or len(state.covered) < len(batches):  # or nothing is left to run
         step.losses = tuple(_loss(Readout(one), calibration, teacher, None) for one in (source, target))
-    run_shared(calibration.batches(target.length), step.step, step, state=state, progress=report)
+    run_shared(batches, step.step, step, state=state, progress=report)
     return {(name.split("\t")[0], name.split("\t")[1]): one for name, one in step.moments.items()}
 
 
