@@ -53,5 +53,9 @@ class MissingError(TransshipError):
     """A model, a data set or an optional library that is not here."""
 
 
+class LaunchError(TransshipError):
+    """Work that several processes share and that one of them left."""
+
+
 class TransshipWarning(UserWarning):
     """Something that the user should know and that does not stop the work."""

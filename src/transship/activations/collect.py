@@ -11,7 +11,8 @@ from transship.activations.match import Matching, match_sites
 from transship.activations.models import load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side
-from transship.activations.state import Progress, SavedState, signature
+from transship.activations.shards import run_shared, unit_size
+from transship.activations.state import SavedState, signature
 from transship.activations.step import Batches, StepOptions
 from transship.activations.tokens import Align
 from transship.errors import DataError, OptionError
@@ -69,6 +70,8 @@ def collect(
         save_every: batches between two saved states.
         progress: called with the number of inputs done.
 
+    Processes of one launch share the batches and all return the Moments over all inputs; see `parallel`.
+
     Sites that share a tensor (q, k and v; a norm's output and what reads it) share its Moments. NaN and Inf
     are errors with the site's name. Memory does not depend on the number of inputs.
     """
@@ -87,32 +90,25 @@ def collect(
         "first_number": first_number,
         **asdict(options),
     }
+    unit = unit_size(inputs, batch_size, tokens_per_input)
     state = None
     if folder is not None:
+        unit = min(unit, save_every)
+        # rows of a unit are multiplied together, so its size is part of what makes two runs the same
         weights = [signature(model.model) for model in models]
-        state = SavedState(Path(folder), kept, {**about, "weights": weights}, save_every)
-    done = state.resume() if state is not None else Progress()
-    batches = Batches(chain([first], stream), batch_size, models[1].length, first_number)
-    for number, items in enumerate(batches):
-        if number < done.batches:
-            done.see(items, again=True)
-            continue
-        if max_rows is not None and kept.rows >= max_rows:
-            break
-        plan.stepper.step(items, kept.buffers)
-        done.see(items)
-        if progress is not None:
-            progress(done.inputs)
-        if state is not None and done.batches % save_every == 0:
-            state.save(done)
-    if state is not None:
-        done.finish()
-    kept.flush()
-    if state is not None:
-        state.save(done)
-    return CollectedMoments(
-        matching, kept.moments, plan.entries(kept), plan.skipped, done.inputs, about
-    ).check()
+        saved = {**about, "weights": weights, "unit": unit, "names": sorted(kept.moments)}
+        state = SavedState(Path(folder), kept, saved, save_every)
+        state.resume()
+    count = run_shared(
+        Batches(chain([first], stream), batch_size, models[1].length, first_number),
+        lambda items: plan.stepper.step(items, kept.buffers),
+        kept,
+        unit=unit,
+        state=state,
+        full=None if max_rows is None else lambda: kept.rows >= max_rows,
+        progress=progress,
+    )
+    return CollectedMoments(matching, kept.moments, plan.entries(kept), plan.skipped, count, about).check()
 
 
 def read_first(inputs: Iterable[Any]) -> tuple[Any, Iterator[Any]]:

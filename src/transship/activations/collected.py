@@ -86,9 +86,12 @@ class CollectedMoments:
         made: Moments | None = None
         for (name, weight), aa in zip(entry.moments, entry.aa, strict=True):
             one = self.kept[name]
-            one = one.with_sides(
-                None if aa is None else self.kept[aa].aa, None if entry.bb is None else self.kept[entry.bb].bb
+            sides = (
+                None if aa is None else self.kept[aa].part("aa"),
+                None if entry.bb is None else self.kept[entry.bb].part("bb"),
             )
+            where = one.sum_a.device  # a source's own part may lie where its layer does
+            one = one.with_sides(*(None if side is None else side.to(where) for side in sides))
             if normalise:
                 weight /= max(float(one.part("ab").norm()), 1e-300)
             if len(entry.moments) > 1 or normalise:

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from transship import parallel
 from transship.activations.collect import read_first
 from transship.activations.match import Depth, Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side, Tap
-from transship.activations.step import Batches, Lane, StepOptions, StepRows, Stream
+from transship.activations.shards import run_shared, unit_size
+from transship.activations.step import Batches, Lane, Numbered, StepOptions, StepRows, Stream
 from transship.activations.tokens import Align
 from transship.geometry import CkaAccumulator, Moments
 
@@ -148,15 +150,17 @@ def compare(
     kept = MomentKeeper(plan, ("ab",))
     for one in layers:
         one.prepare(plan)
-    count = 0
-    for items in Batches(chain([first], stream), batch_size, models[1].length):
+
+    def step(items: Numbered) -> None:
         rows = plan.stepper.step(items, kept.buffers)
         for one in layers:
             one.update(rows)
-        count += len(items)
-        if progress is not None:
-            progress(count)
-    kept.flush()
+
+    batches = Batches(chain([first], stream), batch_size, models[1].length)
+    unit = unit_size(inputs, batch_size, tokens_per_input)
+    count = run_shared(batches, step, kept, unit=unit, progress=progress)
+    for one in layers:
+        one.add_up()
     residuals = _residuals(plan, kept, matching)
     asked = {
         "tokens_per_input": tokens_per_input,
@@ -173,7 +177,7 @@ def compare(
         tuple(one for one in residuals if one.kind != "block"),
         tuple((one.side, one.site.name, one.reason) for one in matching.unmatched),
         count,
-        kept.rows,
+        int(max(moments.count for moments in kept.moments.values())),
         time.perf_counter() - started,
         asked,
     )
@@ -212,6 +216,11 @@ class _Layers:
                 [step.source[self.source[row].tap, lane] for row in rows],
                 [step.target[self.target[column].tap, lane] for column in columns],
             )
+
+    def add_up(self) -> None:
+        """Sum over processes."""
+        for sums in self.sums.values():
+            parallel.add_up([sums.cross, sums.self_a, sums.self_b])
 
     def result(self) -> StackComparison:
         matrix = torch.zeros(len(self.source), len(self.target), dtype=torch.float64)

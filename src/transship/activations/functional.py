@@ -75,7 +75,12 @@ class FunctionalModel:
 
         Differentiable in `parameters` where gradients are enabled.
         """
-        named = {f"model.{name}": tensor for name, tensor in parameters.items()}
+        own = self.parameters
+        # weights come as float32 on the CPU; the model may run elsewhere, or in another dtype
+        named = {
+            f"model.{name}": tensor.to(own[name]) if name in own else tensor
+            for name, tensor in parameters.items()
+        }
         # made anew: a runner that stayed would hold this object and be held by it, and outlive its use
         runner = _Runner(self.module, self._read)
         made: Reading = torch.func.functional_call(runner, named, (batch,))

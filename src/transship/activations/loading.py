@@ -1,7 +1,10 @@
 """From a folder or hub id to a module with every weight in place, and its tokenizer or image processor."""
 
+import atexit
 import contextlib
 import json
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transship.errors import CheckpointError, MissingError, OptionError
 
@@ -27,9 +30,12 @@ class Opened:
     folder: Path | None
     unused: tuple[str, ...]
     max_length: int
+    device: torch.device | None = None
 
 
-def open_model(folder: str, name: str, *, dtype: Any, head: bool, trust_remote_code: bool) -> Opened:
+def open_model(
+    folder: str, name: str, *, dtype: Any, head: bool, trust_remote_code: bool, device_map: Any = None
+) -> Opened:
     """Build the module that `folder` describes; see `load_model`."""
     import transformers
 
@@ -38,10 +44,38 @@ def open_model(folder: str, name: str, *, dtype: Any, head: bool, trust_remote_c
     with quiet(), _sentences(name):
         config = transformers.AutoConfig.from_pretrained(path, **options)
     kind = model_class(config, head, name)
-    model, unused = _load_weights(kind, path, config, name, _dtype(dtype), head, options)
+    placed = {} if device_map is None else _placement(device_map)
+    model, unused = _load_weights(kind, path, config, name, _dtype(dtype), head, options | placed)
     local = Path(path) if Path(path).is_dir() else None
     tokenizer, processor = preprocessors(path, options)
-    return Opened(model, config, tokenizer, processor, local, unused, _max_length(config, tokenizer, local))
+    most = _max_length(config, tokenizer, local)
+    device = None if device_map is None else _entrance(model)
+    return Opened(model, config, tokenizer, processor, local, unused, most, device)
+
+
+def _placement(device_map: Any) -> dict[str, Any]:
+    """Return what `from_pretrained` takes for a device map: a word, a device, JSON, or a mapping."""
+    given = device_map
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise OptionError(
+                f"it is no JSON ({error})", where="--device-map", fix='write it as {"module": "device", …}'
+            ) from error
+    # weights that rest on disk are read from the model's own safetensors; only other files are written anew
+    folder = tempfile.mkdtemp(prefix="transship-offload-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"device_map": given, "offload_folder": folder}
+
+
+def _entrance(model: nn.Module) -> torch.device:
+    """Return where inputs go: the first device that computes."""
+    spread: Mapping[str, Any] = getattr(model, "hf_device_map", None) or {}
+    computing = [device for device in spread.values() if device not in ("cpu", "disk")]
+    if spread:
+        return torch.device(computing[0] if computing else "cpu")
+    return next(model.parameters()).device
 
 
 def _locate(folder: str, name: str) -> tuple[str, dict[str, Any]]:
@@ -199,6 +233,39 @@ def _dtype(dtype: Any) -> Any:
     return found
 
 
+def values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter with its values; those that rest on disk are read from there, one at a time."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta:
+            yield name, parameter
+            continue
+        hook, leaf = resting(model, name)
+        yield name, hook.weights_map[leaf]
+
+
+def resting(model: nn.Module, name: str) -> tuple[Any, str]:
+    """Return accelerate's hook that brings a parameter while its module runs, and its name there."""
+    path, _, leaf = name.rpartition(".")
+    return model.get_submodule(path)._hf_hook, leaf
+
+
+def require_in_memory(model: nn.Module, where: str, what: str, *, one_device: bool = False) -> None:
+    """Refuse a model of which a device map left parts on disk, for work that exchanges its weights."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if torch.device("meta") in devices:
+        raise OptionError(
+            f"{what}, and a part of the model rests on disk or beside a GPU",
+            where=where,
+            fix="choose a device map whose devices hold all of it, or --device",
+        )
+    if one_device and len(devices) > 1:
+        raise OptionError(
+            f"{what} on one device, and the device map spreads it over {len(devices)}",
+            where=where,
+            fix="choose one with --device",
+        )
+
+
 def _others(count: int) -> str:
     return f" and {count - 1} more" if count > 1 else ""
 
@@ -208,7 +275,7 @@ def _sentences(name: str) -> Iterator[None]:
     """Turn what transformers raises for a user's mistake into one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             raise CheckpointError(

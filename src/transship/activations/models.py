@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transship import parallel
 from transship.activations.images import image_size, plain_pixels, stack_arrays, with_channels
 from transship.activations.loading import MOST_TOKENS, open_model, quiet
 from transship.activations.sites import Site, find_sites
@@ -264,6 +265,7 @@ def load_model(
     reference: Any,
     *,
     device: str = "cpu",
+    device_map: Any = None,
     dtype: Any = None,
     head: bool = False,
     trust_remote_code: bool = False,
@@ -276,6 +278,8 @@ def load_model(
         reference: a folder, a hub id `owner/name[@revision]`, an open Checkpoint, an nn.Module, or a
             LoadedModel (returned as it is).
         device: where it runs.
+        device_map: how it is spread over devices instead, as `from_pretrained` takes it: `auto`, a device, or
+            module → device, also as JSON. Statistics stay on the device of the layer that they are of.
         dtype: of its weights: a torch dtype, its name, or "auto" for that of the file; float32 by default.
         head: with the task head that the checkpoint has; otherwise the encoder (or decoder) alone.
         trust_remote_code: allow code from the model's repository to run.
@@ -287,7 +291,7 @@ def load_model(
     """
     if isinstance(reference, LoadedModel):
         return reference
-    where = torch.device(device)
+    where = torch.device(parallel.device(device))
     if isinstance(reference, nn.Module):
         module = reference.to(where).eval()
         title = name or type(reference).__name__
@@ -296,10 +300,21 @@ def load_model(
     title = name or str(
         reference if isinstance(reference, str | Path) else getattr(reference, "name", reference)
     )
-    opened = open_model(str(folder), title, dtype=dtype, head=head, trust_remote_code=trust_remote_code)
+    opened = open_model(
+        str(folder),
+        title,
+        dtype=dtype,
+        head=head,
+        trust_remote_code=trust_remote_code,
+        device_map=device_map,
+    )
+    if opened.device is None:
+        opened.model.to(where)
+    else:
+        where = opened.device
     return LoadedModel(
         title,
-        opened.model.to(where).eval(),
+        opened.model.eval(),
         opened.config,
         opened.tokenizer,
         opened.image_processor,

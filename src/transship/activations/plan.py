@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -156,33 +157,33 @@ class Plan:
 
 
 class MomentKeeper:
-    """The Moments, and rows that wait for their products."""
+    """The Moments, each on the device of its layer, and rows that wait for their products."""
 
     def __init__(self, plan: Plan, parts: Collection[str]) -> None:
         self.groups = list(plan.groups.values())
         self.moments: dict[str, Moments] = {}
         self.one_sided: dict[tuple[Any, ...], str] = {}
-        self.device = plan.stepper.target.loaded.device
         seen = plan.stepper.source.seen, plan.stepper.target.seen
         for group in self.groups:
             width_a = _width(seen[0][group.sources[0][0].tap].width, group.sources[0][1])
             width_b = _width(seen[1][group.target.tap].width, group.part)
             both = {part for part in ("ab",) if part in parts}
-            self.moments[group.name] = self._zeros(width_a, width_b, both, group.name)
+            there, here = (
+                side[stream.tap].device
+                for side, stream in zip(seen, (group.sources[0][0], group.target), strict=True)
+            )
+            self.moments[group.name] = _zeros(width_a, width_b, both, group.name, here)
             if "aa" in parts and ("aa", group.sources) not in self.one_sided:
                 name = self.one_sided["aa", group.sources] = f"{group.name}:aa"
-                self.moments[name] = self._zeros(width_a, 1, {"aa"}, name)
+                self.moments[name] = _zeros(width_a, 1, {"aa"}, name, there)
             key = ("bb", *_target_key(group))
             if "bb" in parts and key not in self.one_sided:
                 name = self.one_sided[key] = f"{group.name}:bb"
-                self.moments[name] = self._zeros(1, width_b, {"bb"}, name)
+                self.moments[name] = _zeros(1, width_b, {"bb"}, name, here)
         self.counted = 0
         per_row = 4 * sum(side[stream.tap].width for side, stream in _streams(self.groups, seen))
         limit = max(64, min(MOST_BUFFERED_ROWS, BUFFER_BYTES // max(1, per_row)))
         self.buffers = RowBuffers(limit, self._multiply)
-
-    def _zeros(self, width_a: int, width_b: int, parts: Collection[Any], name: str) -> Moments:
-        return Moments.zeros(width_a, width_b, parts=parts, name=name, device=self.device)
 
     @property
     def rows(self) -> int:
@@ -202,8 +203,8 @@ class MomentKeeper:
             if here is None:
                 continue
             b = _columns(here, group.part)
-            a = self._blended(group).to(b.device)
-            self.moments[group.name].update(a, b)
+            a = self._blended(group)
+            self.moments[group.name].update(a.to(b.device), b)
             names = [
                 self.one_sided.get(("aa", group.sources)),
                 self.one_sided.get(("bb", *_target_key(group))),
@@ -223,8 +224,12 @@ class MomentKeeper:
             return made[0]
         blended = made[0] * group.sources[0][3]
         for one, (*_, weight) in zip(made[1:], group.sources[1:], strict=True):
-            blended.add_(one, alpha=weight)
+            blended.add_(one.to(blended.device), alpha=weight)
         return blended
+
+
+def _zeros(width_a: int, width_b: int, parts: Collection[Any], name: str, device: torch.device) -> Moments:
+    return Moments.zeros(width_a, width_b, parts=parts, name=name, device=device)
 
 
 def _streams(groups: Iterable[_Group], seen: Any) -> Iterator[tuple[Any, Stream]]:

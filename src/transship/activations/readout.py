@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transship import parallel
 from transship.activations.models import Batch, LoadedModel
 from transship.activations.record import Tap, watching
 from transship.activations.sites import Site
@@ -106,16 +107,19 @@ class Readout:
         return Reading(features, outputs.reshape(batch.size, -1))
 
     def batches(self, inputs: Sequence[Any], size: int) -> Iterator[tuple[slice, Reading]]:
-        """Yield the readings of `inputs` in order, without gradients."""
+        """Yield the readings of this process's batches of `inputs` in order, without gradients."""
         with torch.no_grad():
-            for part in chunks(len(inputs), size):
+            for number, part in enumerate(chunks(len(inputs), size)):
+                if not parallel.mine(number):
+                    continue
                 chosen = [inputs[row] for row in range(part.start, part.stop)]
                 yield part, self(self.loaded.preprocess(chosen))
 
     def all(self, inputs: Sequence[Any], size: int = 64) -> Reading:
         """Return the readings of all inputs, in their order; for tasks whose rows are inputs.
 
-        Texts run beside texts of their length, so that little padding is computed.
+        Texts run beside texts of their length, so that little padding is computed. Processes share the
+        batches.
         """
         if self.task in ("tokens", "language"):
             raise DataError(
@@ -126,13 +130,14 @@ class Readout:
         order = list(range(len(inputs)))
         if self.loaded.tokenizer is not None:
             order.sort(key=lambda row: -self.loaded.length(inputs[row]))
-        found = [reading for _, reading in self.batches([inputs[row] for row in order], size)]
-        outputs = [reading.outputs for reading in found if reading.outputs is not None]
-        back = torch.argsort(torch.tensor(order))
-        features = torch.cat([reading.features for reading in found])
+        features, outputs = [], []
+        for part, reading in self.batches(_Reordered(inputs, order), size):
+            features.append((order[part], reading.features))
+            if reading.outputs is not None:
+                outputs.append((order[part], reading.outputs))
         return Reading(
-            features[back.to(features.device)],
-            torch.cat(outputs)[back.to(features.device)] if outputs else None,
+            parallel.rows_of_all(len(order), features),
+            None if self.head is None else parallel.rows_of_all(len(order), outputs),
         )
 
     @cached_property
@@ -172,6 +177,19 @@ class Readout:
             return states[:, 0]
         mask = _mask(states, batch)
         return (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+class _Reordered(Sequence[Any]):
+    """Inputs in another order; a row is read when it is asked for, so that no process decodes all images."""
+
+    def __init__(self, inputs: Sequence[Any], order: Sequence[int]) -> None:
+        self.inputs, self.order = inputs, order
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.inputs[self.order[place]]
 
 
 def _mask(states: Tensor, batch: Batch) -> Tensor:

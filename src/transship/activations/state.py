@@ -1,115 +1,165 @@
-"""How far a collection is, kept in a folder so that a killed one goes on."""
+"""How far a collection is, kept in a folder so that a killed one goes on.
+
+Work comes in units of a few batches, numbered over all inputs. A state says which units its sums hold, with a
+digest of their inputs. Every process saves states of its own; a later run, of however many processes, reads
+all that it finds and does the units that are in none of them.
+"""
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
 
-from transship.activations.plan import MomentKeeper
+from transship import parallel
+from transship.activations.loading import values_of
 from transship.errors import OptionError
-from transship.geometry import load_moments, save_moments
+from transship.geometry import Moments, load_moments, save_moments
+
+
+class Sums(Protocol):
+    """What is summed up: Moments by name, of which rows may still wait for their product."""
+
+    @property
+    def moments(self) -> dict[str, Moments]:
+        """Name → Moments."""
+
+    def flush(self) -> None:
+        """Add what waits."""
 
 
 @dataclass
-class Progress:
-    """How far the work is, with a digest of the inputs read, which a resumed run is held to."""
+class Found:
+    """A saved state: where it is, and which units its sums hold."""
 
-    batches: int = 0
-    inputs: int = 0
-    digest: str = ""
-    finished: bool = False
+    name: str
+    about: dict[str, Any]
+    units: dict[int, str]
+
+
+@dataclass(eq=False)
+class SavedState:
+    """Saved states in a folder: each whole in a folder of its own, renamed into place.
+
+    Attributes:
+        folder: where.
+        sums: what is saved.
+        about: what makes two collections the same.
+        every: batches between two saved states.
+        covered: unit → digest, of all units that were done before, by whichever process.
+    """
+
+    folder: Path
+    sums: Sums
+    about: dict[str, Any]
+    every: int
+    covered: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._again = ""
-        self._checked = 0
+        if self.every < 1:
+            raise OptionError(f"save every {self.every} batches", where="save_every", fix="give 1 or more")
+        self._own: dict[int, str] = {}
+        self._places: list[Path] = []
 
-    def see(self, items: Sequence[tuple[int, Any]], *, again: bool = False) -> None:
-        made = hashlib.blake2b((self._again if again else self.digest).encode(), digest_size=16)
-        for _, item in items:
-            made.update(_bytes(item))
-        if again:
-            self._again = made.hexdigest()
-            self._checked += 1
-            if self._checked == self.batches and self._again != self.digest:
+    def resume(self) -> None:
+        """Read the states that are there, each in one of the processes that see it."""
+        views = parallel.gather({one.name: one for one in self._found()})
+        wanted = json.loads(json.dumps(self.about))
+        every = {name: one for view in views for name, one in view.items()}
+        for one in every.values():
+            if one.about != wanted:
                 raise OptionError(
-                    "the saved state is of other inputs",
-                    where="resume",
-                    fix="give the same inputs, or another folder",
+                    "the folder holds the state of another collection",
+                    where=str(self.folder),
+                    fix="choose another folder, or the same models and options",
                 )
+        # a kill between a state and the removal of the one before it leaves both: the larger one counts
+        for turn, one in enumerate(sorted(every.values(), key=lambda one: (-len(one.units), one.name))):
+            if self.covered.keys() & one.units.keys():
+                continue
+            self.covered |= one.units
+            seers = [rank for rank, view in enumerate(views) if one.name in view]
+            if seers[turn % len(seers)] == parallel.rank():
+                self._take(one)
+
+    def _take(self, one: Found) -> None:
+        for name, moments in load_moments(self.folder / one.name / "moments.safetensors").items():
+            if name in self.sums.moments:
+                mine = self.sums.moments[name]
+                mine += moments.to(mine.sum_a.device)
+            else:
+                self.sums.moments[name] = moments
+        self._own |= one.units
+        self._places.append(self.folder / one.name)
+
+    def _found(self) -> list[Found]:
+        found = []
+        for place in sorted(self.folder.glob("state-*")) if self.folder.is_dir() else []:
+            if place.suffix != ".part":
+                read = json.loads((place / "state.json").read_text(encoding="utf-8"))
+                units = {int(unit): digest for unit, digest in read.get("units", {}).items()}
+                found.append(Found(place.name, read["about"], units))
+        return found
+
+    def add(self, unit: int, digest: str) -> None:
+        """Count a unit as done."""
+        self._own[unit] = digest
+
+    def check(self, unit: int, digest: str) -> None:
+        """Refuse other inputs than those that a saved unit was made of."""
+        if self.covered[unit] != digest:
+            raise _other_inputs()
+
+    def check_end(self, units: int) -> None:
+        """Refuse fewer inputs than the saved units were made of."""
+        if any(unit >= units for unit in self.covered):
+            raise _other_inputs()
+
+    def save(self) -> None:
+        """Write a state of this process's units, and remove those that it replaces."""
+        self.sums.flush()
+        if not self._own:
             return
-        self.digest = made.hexdigest()
-        self.batches += 1
-        self.inputs += len(items)
-
-    def finish(self) -> None:
-        self.finished = True
-
-
-class SavedState:
-    """Saved states in a folder: each whole in a folder of its own, renamed into place; the newest counts."""
-
-    def __init__(self, folder: Path, kept: MomentKeeper, about: dict[str, Any], every: int) -> None:
-        if every < 1:
-            raise OptionError(f"save every {every} batches", where="save_every", fix="give 1 or more")
-        self.folder, self.kept = folder, kept
-        # rows are multiplied when a state is saved, so the interval is part of what makes two runs the same
-        self.about = {**about, "save_every": every, "names": sorted(kept.moments)}
-
-    def _found(self) -> list[Path]:
-        places = self.folder.glob("state-*") if self.folder.is_dir() else []
-        return sorted(place for place in places if place.name[6:].isdigit())
-
-    def resume(self) -> Progress:
-        found = self._found()
-        if not found:
-            return Progress()
-        described = json.loads((found[-1] / "state.json").read_text(encoding="utf-8"))
-        if described["about"] != json.loads(json.dumps(self.about)):
-            raise OptionError(
-                "the folder holds the state of another collection",
-                where=str(self.folder),
-                fix="choose another folder, or the same models and options",
-            )
-        moments = load_moments(found[-1] / "moments.safetensors")
-        self.kept.moments.update({name: moments[name] for name in self.kept.moments})
-        self.kept.counted = described["rows"]
-        return Progress(**described["done"])
-
-    def save(self, done: Progress) -> None:
-        self.kept.flush()
         self.folder.mkdir(parents=True, exist_ok=True)
-        older = self._found()
-        place = self.folder / f"state-{done.batches + done.finished:09d}"
-        if place in older:
+        place = self.folder / f"state-{parallel.rank():03d}-{len(self._own):09d}-{os.getpid()}"
+        if place.exists():
             return
-        made = self.folder / f"{place.name}.{os.getpid()}.part"
+        made = place.with_suffix(".part")
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
-        save_moments(made / "moments.safetensors", self.kept.moments)
-        progress = {
-            "batches": done.batches,
-            "inputs": done.inputs,
-            "digest": done.digest,
-            "finished": done.finished,
-        }
-        described = {"about": self.about, "rows": self.kept.counted, "done": progress}
+        save_moments(made / "moments.safetensors", self.sums.moments)
+        described = {"about": self.about, "units": self._own}
         (made / "state.json").write_text(json.dumps(described), encoding="utf-8")
         made.rename(place)
-        for old in (*older, *self.folder.glob("state-*.part")):
+        for old in (*self._places, *self.folder.glob(f"state-{parallel.rank():03d}-*.part")):
             shutil.rmtree(old, ignore_errors=True)
+        self._places = [place]
+
+
+def _other_inputs() -> OptionError:
+    return OptionError(
+        "the saved state is of other inputs", where="resume", fix="give the same inputs, or another folder"
+    )
+
+
+def digest_of(items: Iterable[tuple[int, Any]]) -> str:
+    """Return a digest of numbered inputs."""
+    made = hashlib.blake2b(digest_size=16)
+    for number, item in items:
+        made.update(str(number).encode() + b"\0" + _bytes(item))
+    return made.hexdigest()
 
 
 def signature(model: nn.Module) -> str:
     """Return a digest of some numbers of every weight: enough to tell a fine-tune from its base."""
     made = hashlib.blake2b(digest_size=16)
-    for name, parameter in model.named_parameters():
+    for name, parameter in values_of(model):
         flat = parameter.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // 64)][:64].double().cpu()
         made.update(name.encode() + np.asarray(some).tobytes())

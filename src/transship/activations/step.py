@@ -1,6 +1,6 @@
 """Two models in step: the same inputs through both, and the rows of chosen tensors, token by token."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -55,12 +55,14 @@ class Seen:
         width: of a row.
         identity: the same for taps that saw one tensor.
         calls: how often the module ran.
+        device: where the tensor was.
     """
 
     tokens: int
     width: int
     identity: tuple[Any, ...]
     calls: int
+    device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +128,8 @@ class Side:
             flat, tokens, _ = found
             identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), version)
             varies = (tensor.dim() == 3 or tokens > 1) and batch.layout(stack).knows(tokens)
-            self.seen[tap] = Seen(0 if varies else tokens, flat.shape[1], identity, len(caught[tap]))
+            calls = len(caught[tap])
+            self.seen[tap] = Seen(0 if varies else tokens, flat.shape[1], identity, calls, tensor.device)
 
     def run(self, batch: Batch, taps: Sequence[Tap], watcher: Callable[[Tap, Tensor], None]) -> None:
         """Run a batch with hooks at `taps`."""
@@ -267,7 +270,7 @@ class Stepper:
         number: int,
     ) -> dict[Key, Tensor]:
         rows: dict[Key, list[Tensor]] = {}
-        moved = {lane: operator.to(side.loaded.device) for lane, operator in operators.items()}
+        moved: dict[tuple[Lane, torch.device], RowOperator] = {}  # layers may be on several devices
 
         def watch(tap: Tap, tensor: Tensor) -> None:
             found = side.flatten(tap, tensor, batch)
@@ -279,7 +282,10 @@ class Stepper:
                 )
             flat, _, places = found
             for lane in plan[tap]:
-                operator = moved[lane] if places is None else moved[lane].through(places.to(tensor.device))
+                if (lane, flat.device) not in moved:
+                    moved[lane, flat.device] = operators[lane].to(flat.device)
+                operator = moved[lane, flat.device]
+                operator = operator if places is None else operator.through(places.to(flat.device))
                 # rows are copied here and now: a later operation may write into the tensor
                 if buffers is None:
                     made = operator.apply(flat)
@@ -355,6 +361,12 @@ class Batches:
     length: Callable[[Any], int]
     first: int = 0
     window: int = field(default=WINDOW)
+
+    def __len__(self) -> int:
+        """Return the number of batches, of inputs whose number is known."""
+        assert isinstance(self.inputs, Sized)
+        whole, rest = divmod(len(self.inputs), self.window)
+        return whole * -(-self.window // self.size) + -(-rest // self.size)
 
     def __iter__(self) -> Iterator[Numbered]:
         stream = enumerate(self.inputs, self.first)

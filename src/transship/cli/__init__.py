@@ -6,12 +6,14 @@ transformers at the top, so that `transship --help` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+import traceback
 
 import click
 
-from transship import __version__
+from transship import __version__, parallel
 from transship.errors import TransshipError
 
 # command → its module; the function in it is called `command`
@@ -25,6 +27,15 @@ COMMANDS = {
     "methods": "transship.cli.methods",
     "bench": "transship.cli.bench",
     "demo": "transship.cli.demo",
+}
+# commands that several processes of one launch share
+SHARED = {
+    ("compare",),
+    ("transport",),
+    ("merge", "run"),
+    ("merge", "add"),
+    ("merge", "remove"),
+    ("adapt", "fit"),
 }
 
 
@@ -52,20 +63,43 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: exit 2 with one sentence on a user's mistake, 130 on Ctrl-C."""
+    """Run the command line: exit 2 with one sentence on a user's mistake, 130 on Ctrl-C.
+
+    Under `accelerate launch` or `torchrun` the processes share the commands in `SHARED`; the first one prints
+    and writes. Any other command is the first process's alone.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    shared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if parallel.launched():
+        named = tuple(words[:2])
+        if named in SHARED or named[:1] in SHARED:
+            shared = parallel.quiet_unless_main()
+        elif not parallel.alone():
+            return
+    errors = sys.stderr
     try:
-        group.main(args=arguments, standalone_mode=False)
+        with shared:
+            group.main(args=arguments, standalone_mode=False)
     except click.exceptions.Exit as exit_:
-        sys.exit(exit_.exit_code)
+        parallel.end(exit_.exit_code)
     except click.ClickException as mistake:
-        mistake.show()
-        sys.exit(2)
+        if parallel.speaks():
+            mistake.show(errors)
+        parallel.end(2)
     except TransshipError as mistake:
-        click.echo(f"error: {mistake}", err=True)
-        sys.exit(2)
+        if parallel.speaks():
+            click.echo(f"error: {mistake}", file=errors)
+        parallel.end(2)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("stopped; nothing half-written was left", err=True)
-        sys.exit(130)
+        if parallel.speaks():
+            click.echo("stopped; nothing half-written was left", file=errors)
+        parallel.end(130)
+    except Exception:
+        if parallel.size() == 1:
+            raise
+        if parallel.speaks():
+            traceback.print_exc(file=errors)
+        parallel.end(1)
 
 
-__all__ = ["COMMANDS", "group", "main"]
+__all__ = ["COMMANDS", "SHARED", "group", "main"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import parallel
 from transship.cli.options import (
     compute_options,
     local_model,
@@ -65,6 +66,7 @@ def command(
     force: bool,
     seed: int,
     device: str,
+    device_map: str | None,
     dtype: str | None,
     memory: str | None,
     trust_remote_code: bool,
@@ -87,7 +89,12 @@ def command(
 
     if memory is not None:
         _check_memory(memory, (source, target), part, batch_size, dtype, trust_remote_code)
-    loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    loading: dict[str, Any] = {
+        "device": device,
+        "device_map": device_map,
+        "dtype": dtype,
+        "trust_remote_code": trust_remote_code,
+    }
     one, other = (load_model(local_model(name), name=name, **loading) for name in (source, target))
     found = compare(
         one,
@@ -99,6 +106,8 @@ def command(
         batch_size=batch_size,
         progress=Progress("inputs", len(part)),
     )
+    if not parallel.is_main():
+        return
     if report is not None:
         from transship.activations.page import comparison_page
 

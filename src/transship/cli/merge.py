@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import parallel
 from transship.cli.options import (
+    device_options,
     local_model,
     memory_option,
     model_options,
@@ -55,6 +58,8 @@ def plan_command(recipe: Path, as_json: bool, allow_pickle: bool) -> None:
     "--jobs", type=int, default=1, show_default=True, help="Threads that make tensors; same result for any."
 )
 @memory_option
+@device_options
+@click.option("--dtype", default=None, help="What models run in where data is read; float32 by default.")
 @PICKLE
 @output_options
 def run_command(
@@ -63,6 +68,9 @@ def run_command(
     seed: int | None,
     jobs: int,
     memory: str | None,
+    device: str,
+    device_map: str | None,
+    dtype: str | None,
     allow_pickle: bool,
     as_json: bool,
     report: Path | None,
@@ -89,7 +97,10 @@ def run_command(
         memory=limit,
         progress=lambda done, _, name: progress(done, name),
         learning=_learning(),
+        opening={"device": device, "device_map": device_map, "dtype": dtype},
     )
+    if not parallel.is_main():
+        return
     progress(merged.tensors)
     if report is not None:
         merged.report(report, force=force)
@@ -117,8 +128,7 @@ def _learning() -> Callable[[int, int, str], None]:
 
 def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
     """Add the options that say how models are opened and run."""
-    function = click.option("--device", default="cpu", show_default=True, help="Where models run.")(function)
-    return model_options(function)
+    return model_options(device_options(function))
 
 
 @command.command(
@@ -176,6 +186,7 @@ def start_command(out: Path, base: str, **given: Any) -> None:
         seed=given["seed"],
         batch_size=given["batch_size"],
         device=given["device"],
+        device_map=given["device_map"],
         trust_remote_code=given["trust_remote_code"],
         allow_pickle=given["allow_pickle"],
     )
@@ -278,10 +289,12 @@ def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> No
     read_about(out)
     if given["report"] is not None:
         check_target(given["report"], force=given["force"])
-    opening = {name: given[name] for name in ("device", "trust_remote_code", "allow_pickle")}
-    with held(out):
+    opening = {name: given[name] for name in ("device", "device_map", "trust_remote_code", "allow_pickle")}
+    with held(out) if parallel.is_main() else contextlib.nullcontext():
         fusion = Fusion.load(out, **opening)
         work(fusion)
+        if not parallel.is_main():
+            return
         fusion.save(out, force=True)
     if given["report"] is not None:
         fusion.report(given["report"], force=given["force"])

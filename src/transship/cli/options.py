@@ -54,10 +54,20 @@ def engine_options(command: Command) -> Command:
 
 
 def compute_options(command: Command) -> Command:
-    """Add `--seed`, `--device` and `--dtype`: how models are run."""
-    command = seed_option(command)
-    command = click.option("--device", default="cpu", show_default=True, help="Where models run.")(command)
+    """Add `--seed`, `--device`, `--device-map` and `--dtype`: how models are run."""
+    command = device_options(seed_option(command))
     return click.option("--dtype", default=None, help="What models run in; float32 by default.")(command)
+
+
+def device_options(command: Command) -> Command:
+    """Add `--device` and `--device-map`: where models run."""
+    command = click.option(
+        "--device-map",
+        default=None,
+        metavar="MAP",
+        help="Spread each model over devices instead: auto, or JSON of module and device.",
+    )(command)
+    return click.option("--device", default="cpu", show_default=True, help="Where models run.")(command)
 
 
 def trust_option(command: Command) -> Command:

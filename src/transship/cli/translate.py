@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from transship.cli._translate_text import print_fit, print_plan
-from transship.cli.options import engine_options, memory_option, output_options, print_json, seed_option
+from transship.cli.options import (
+    device_options,
+    engine_options,
+    memory_option,
+    output_options,
+    print_json,
+    seed_option,
+)
 
 if TYPE_CHECKING:
     from transship.verbs.translate.moving import Moved
@@ -261,7 +268,7 @@ def apply(
 @click.option(
     "--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Texts per forward pass."
 )
-@click.option("--device", default="cpu", show_default=True, help="Where the model runs.")
+@device_options
 @click.option("--dtype", default=None, help="The dtype the model runs in.")
 @click.option("--trust-remote-code", is_flag=True, help="Run code that a model's repository carries.")
 @click.option("--force", is_flag=True, help="Replace what is already there.")

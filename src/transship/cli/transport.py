@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import parallel
 from transship.cli.options import (
     compute_options,
     local_model,
@@ -134,6 +135,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     )
     opening = Opening(
         device=given["device"],
+        device_map=given["device_map"],
         dtype=given["dtype"],
         trust_remote_code=given["trust_remote_code"],
         allow_pickle=given["allow_pickle"],
@@ -161,10 +163,11 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         for line in plan_lines(work, method):
             click.echo(line, err=True)
     result = work.run(method, keep=None if given["keep"] is None else load(given["keep"]))
-    result.save(out, force=given["force"])
-    if given["report"] is not None:
-        result.report(given["report"], force=given["force"])
-    if given["prepared"] is None:
+    if parallel.is_main():
+        result.save(out, force=given["force"])
+        if given["report"] is not None:
+            result.report(given["report"], force=given["force"])
+    if given["prepared"] is None and parallel.agreed(True):  # once it is written, nobody needs them
         work.forget()
     if quiet:
         print_json({**result.summary(), "out": str(out)})

@@ -122,8 +122,7 @@ class Moments:
     @property
     def nbytes(self) -> int:
         """The bytes of all accumulators: known before the first row."""
-        kept = (self.sum_a, self.sum_b, self.square_a, self.square_b, self.aa, self.bb, self.ab)
-        return sum(part.nbytes for part in kept if part is not None)
+        return sum(part.nbytes for part in self.tensors())
 
     def update(
         self,
@@ -194,6 +193,17 @@ class Moments:
         for name in ("sum_a", "sum_b", "square_a", "square_b", *self.parts):
             getattr(self, name).add_(getattr(other, name))
         return self
+
+    def tensors(self) -> list[Tensor]:
+        """Return the accumulators, sums first."""
+        return [getattr(self, name) for name in ("sum_a", "sum_b", "square_a", "square_b", *self.parts)]
+
+    def to(self, device: torch.device | str) -> "Moments":
+        """Return the same Moments on another device (sharing memory where they are there already)."""
+        made = self.with_sides()
+        for name in ("sum_a", "sum_b", "square_a", "square_b", *self.parts):
+            setattr(made, name, getattr(self, name).to(device))
+        return made
 
     def copy(self) -> "Moments":
         """Return Moments that share no memory with these."""
@@ -273,8 +283,7 @@ class Moments:
 
     def check(self, where: str | None = None) -> "Moments":
         """Return these Moments; raise NumericalError with the site's name when a number is NaN or Inf."""
-        kept = [self.sum_a, self.sum_b, self.square_a, self.square_b]
-        kept += [self.part(part) for part in self.parts]
+        kept = self.tensors()
         # the sum of numbers that hold a NaN or Inf is not finite: one pass, no mask as large as the matrix
         if not math.isfinite(self.count) or not all(math.isfinite(float(part.sum())) for part in kept):
             raise _not_finite(where or self.name)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transship import parallel
 from transship.data import find_model
 from transship.errors import OptionError, TransshipWarning
 from transship.numerics import derive_seed
@@ -323,7 +324,10 @@ def _accelerator(settings: Settings) -> Any:
     # accelerate keeps one state per process, and a second fit may want another precision
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != settings.precision:
         AcceleratorState._reset_state(reset_partial_state=False)
-    return Accelerator(cpu=settings.device == "cpu", mixed_precision=settings.precision)
+    parallel.join()
+    # of several processes accelerate finds a CPU's only when told that there is nothing else
+    cpu = settings.device == "cpu" or not torch.accelerator.is_available()
+    return Accelerator(cpu=cpu, mixed_precision=settings.precision)
 
 
 def _watcher(settings: Settings, seen: Any) -> Callable[[str, int, int], None]:

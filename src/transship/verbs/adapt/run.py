@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transship import data
+from transship import data, parallel
 from transship.checkpoints.atomic import atomic_file, check_target
 from transship.data import Dataset
 from transship.errors import DataError, OptionError
@@ -155,18 +155,12 @@ def fit(
     work = target.parent / f".{target.name}.work"
     model = Recraft(validation=held, work=work, **parameters)
     model.fit(rows.inputs, rows.targets, compare=compare, seen=seen, tell=tell)
-    if not _is_main():  # of several processes, one writes
+    if not parallel.is_main():  # of several processes, one writes
         return Fitted(model, Path(folder), rows, main=False)
     model.save(folder, force=force)
     if work.is_dir() and not any(work.iterdir()):
         work.rmdir()
     return Fitted(model, Path(folder), rows)
-
-
-def _is_main() -> bool:
-    from accelerate import PartialState  # type: ignore[import-untyped]
-
-    return bool(PartialState().is_main_process)
 
 
 def predict(

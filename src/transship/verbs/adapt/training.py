@@ -1,7 +1,7 @@
 """The training loop: one for all phases, through `accelerate`.
 
-Batches are drawn by seed, phase and epoch. Several processes take slices of each batch and average gradients;
-mixed precision is accelerate's. Nothing here knows what is minimised.
+Batches are drawn by seed, phase and epoch. Several processes take slices of each batch and add their parts of
+its gradient up; mixed precision is accelerate's. Nothing here knows what is minimised.
 """
 
 import time
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import derive_seed
 from transship.verbs.adapt.bench import Bench
@@ -292,9 +293,13 @@ class Trainer:
     def _step(self, run: Run, step: int, parameters: list[nn.Parameter], optimiser: Any) -> float:
         total = 0.0
         for micro in range(run.accumulation):
-            index = self._index(run, step, micro)
+            rows = self._rows(run, step, micro)
+            own = parallel.share(rows) if run.shared else rows
+            if not len(own):
+                continue
+            index = torch.from_numpy(own.copy())
             with self.accelerator.autocast():
-                loss = run.objective.loss(self.bench, index, step, run.steps)
+                loss = run.objective.loss(self.bench, index, step, run.steps) * (len(own) / len(rows))
             if not bool(torch.isfinite(loss)):
                 raise NumericalError(
                     f"the loss is {loss.item()} in step {step + 1} of {run.name}",
@@ -303,18 +308,17 @@ class Trainer:
                 )
             self.accelerator.backward(loss / run.accumulation)
             total += float(loss.detach()) / run.accumulation
-        if self.accelerator.num_processes > 1 and run.shared:
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
+        if run.shared:
+            parallel.add_gradients(parameters)
+            total = sum(parallel.gather(total))
         if run.clip is not None:
             self.accelerator.clip_grad_norm_(parameters, run.clip)
         optimiser.step()
         optimiser.zero_grad()
         return total
 
-    def _index(self, run: Run, step: int, micro: int) -> Int[Tensor, " batch"]:
-        """Return the rows of a micro-batch: a new order every epoch, this process's slice of them."""
+    def _rows(self, run: Run, step: int, micro: int) -> Int[np.ndarray, " batch"]:
+        """Return the rows of a micro-batch: a new order every epoch, the same in every process."""
         rows = len(self.bench.train)
         place = step * run.accumulation + micro
         per_epoch = max(1, rows // run.batch)
@@ -322,10 +326,7 @@ class Trainer:
             derive_seed(self.bench.seed, run.name, "epoch", place // per_epoch)
         ).permutation(rows)
         start = (place % per_epoch) * run.batch
-        chosen = order[start : start + run.batch]
-        if run.shared and self.accelerator.num_processes > 1:
-            chosen = chosen[self.accelerator.process_index :: self.accelerator.num_processes]
-        return torch.from_numpy(chosen.copy())
+        return order[start : start + run.batch]
 
     @property
     def _mean_loss(self) -> float:
@@ -351,7 +352,7 @@ class Trainer:
             own[name].copy_(value)
 
     def _checkpoint(self, run: Run, step: int, extras: Mapping[str, nn.Module]) -> None:
-        if not self.accelerator.is_main_process:
+        if not parallel.is_main():
             return
         parts = ["embedder", "head", *(["body"] if "body" in run.trains else [])]
         tensors = {f"network.{name}": value for name, value in self._copy(parts).items()}

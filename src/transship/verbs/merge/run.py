@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from transship import parallel
 from transship.checkpoints.atomic import check_target
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget, format_bytes
@@ -56,6 +58,7 @@ class Merge:
         force: bool = False,
         progress: Progress | None = None,
         learning: Progress | None = None,
+        opening: Mapping[str, Any] | None = None,
         jobs: int = 1,
         memory: int | None = None,
     ) -> Path:
@@ -65,17 +68,21 @@ class Merge:
             force: replace an existing folder.
             progress: called with (steps done, steps in all, tensor) before each tensor.
             learning: called likewise while models run on data, before the first tensor.
+            opening: how these are opened: device, device_map and dtype of `load_model`.
             jobs: threads that make tensors; the result is the same, bit by bit, for any number.
             memory: the most bytes that the work may take; fewer threads are used where they would not fit.
         """
         check_target(folder, force=force)
         if isinstance(self.plan, AdapterMerge):
-            return save_adapter(self.plan, folder, force)
+            return save_adapter(self.plan, folder, force) if parallel.is_main() else Path(folder)
         jobs, room = self.threads(jobs, memory)
         check_kinship(self.plan)
         if learning is not None:
             self.plan.execution.watch = learning
+        self.plan.execution.opening = dict(opening or {})
         self.plan.execution.prepare()
+        if not parallel.is_main():  # of several processes that learn, one writes
+            return Path(folder)
         work = Work(force, progress, jobs, room)
         return (save_tasks if self.plan.outcome.heads else save_model)(self.plan, folder, work)
 

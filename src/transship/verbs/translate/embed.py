@@ -73,6 +73,7 @@ class Encoder:
     normalise: bool | None = None
     batch_size: int = 32
     device: str = "cpu"
+    device_map: str | None = None
     dtype: str | None = None
     trust_remote_code: bool = False
 
@@ -80,7 +81,7 @@ class Encoder:
         """Return the texts' vectors, [texts, width]; they are sorted by length inside."""
         from transship.activations.features import features
 
-        loaded = _loaded(self.model, self.device, self.dtype, self.trust_remote_code)
+        loaded = _loaded(self.model, self.device, self.device_map, self.dtype, self.trust_remote_code)
         inputs = [self.prompt + text for text in texts]
         return features(
             loaded, inputs, pooling=self.pooling, normalise=self.normalise, batch_size=self.batch_size
@@ -112,12 +113,19 @@ class Encoder:
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(model: str, device: str, dtype: str | None, trust_remote_code: bool) -> Any:
+def _loaded(
+    model: str, device: str, device_map: str | None, dtype: str | None, trust_remote_code: bool
+) -> Any:
     from transship.activations.models import load_model
     from transship.data import find_model
 
     return load_model(
-        str(find_model(model)), device=device, dtype=dtype, trust_remote_code=trust_remote_code, name=model
+        str(find_model(model)),
+        device=device,
+        device_map=device_map,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+        name=model,
     )
 
 

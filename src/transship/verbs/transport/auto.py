@@ -5,6 +5,7 @@ seen.
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from transship import parallel
 from transship.activations.readout import Readout
 from transship.errors import MatchError, OptionError
 from transship.registry import build_method
@@ -93,7 +94,7 @@ def _held_out(work: "Work", moved: Moved, choice: Choice, carried: bool) -> floa
         fit if task != "features" else None,
     )
     with shifted(work.target.model.model, moved.dense, choice.strength):
-        return judge.score()
+        return parallel.agreed(judge.score())
 
 
 def _baselines(

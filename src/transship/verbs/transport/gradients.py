@@ -12,7 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transship import parallel
 from transship.activations import Batch, LoadedModel, SitePair
+from transship.activations.loading import require_in_memory
 from transship.activations.readout import Readout, Task
 from transship.activations.record import Tap, sides_of, view_of, watching
 from transship.activations.step import Lane, Numbered, StepOptions, Stepper, Stream
@@ -72,20 +74,21 @@ class GradientStep:
     """Output gradients of two models over the same inputs, as Moments per matched pair of sites.
 
     Attributes:
-        moments: (target site's name, source site's name) → cross moments of the gradients.
+        losses: the source's and the target's, which must be set before the first step.
+        moments: target site's name, a tab, source site's name → cross moments of the gradients.
     """
 
     def __init__(
         self,
-        source: tuple[LoadedModel, Loss],
-        target: tuple[LoadedModel, Loss],
+        source: LoadedModel,
+        target: LoadedModel,
         pairs: Iterable[SitePair],
         options: StepOptions,
         example: Any,
         *,
         unit: bool = True,
     ) -> None:
-        self.losses = source[1], target[1]
+        self.losses: tuple[Loss, ...] = ()
         self.unit = unit
         # the views of both sites of every pair that has an output to align
         self.views = {
@@ -105,11 +108,14 @@ class GradientStep:
             key: (Stream(a.tap, stack_a), Stream(b.tap, stack_b))
             for key, (a, b, stack_a, stack_b) in self.views.items()
         }
-        self.stepper = Stepper(source[0], target[0], list(streams.values()), options, example)
+        self.stepper = Stepper(source, target, list(streams.values()), options, example)
         self.lanes: dict[tuple[str, str], Lane] = {
             key: self.stepper.lanes[pair] for key, pair in streams.items() if pair in self.stepper.lanes
         }
-        self.moments: dict[tuple[str, str], Moments] = {}
+        self.moments: dict[str, Moments] = {}
+
+    def flush(self) -> None:
+        """Do nothing: every batch is multiplied at once."""
 
     def step(self, items: Numbered) -> None:
         """Add one batch."""
@@ -146,11 +152,13 @@ class GradientStep:
             a, b = rows[0][view_a.tap, lane], rows[1][view_b.tap, lane]
             a = a if view_a.part is None else view_a.part.columns(a)
             b = b if view_b.part is None else view_b.part.columns(b)
-            if key not in self.moments:
-                shape = a.shape[1], b.shape[1]
-                self.moments[key] = Moments.zeros(*shape, parts=_CROSS, name=f"{key[0]} gradient")
+            name = "\t".join(key)
+            if name not in self.moments:
+                self.moments[name] = Moments.zeros(
+                    a.shape[1], b.shape[1], parts=_CROSS, name=f"{key[0]} gradient", device=b.device
+                )
             # gradients span many orders of magnitude and there are few of them: exact products cost little
-            self.moments[key].update(a, b, exact=True)
+            self.moments[name].update(a.to(b.device), b, exact=True)
 
 
 def output_gradients(model: nn.Module, taps: Iterable[Tap], loss: Callable[[], Tensor]) -> dict[Tap, Tensor]:
@@ -183,6 +191,7 @@ def weight_descent(
     (`max`).
     """
     model = loaded.model
+    require_in_memory(model, loaded.name, "this method takes gradients of weights")
     parameters = {
         name: parameter for name, parameter in model.named_parameters() if parameter.dtype.is_floating_point
     }
@@ -191,7 +200,9 @@ def weight_descent(
     try:
         for parameter in parameters.values():
             parameter.requires_grad_(True)
-        for items in batches:
+        for number, items in enumerate(batches):
+            if not parallel.mine(number):
+                continue
             groups = [[item] for item in items] if vote == "max" else [items]
             for group in groups:
                 with torch.enable_grad():
@@ -206,7 +217,7 @@ def weight_descent(
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(before[name])
-    return total
+    return parallel.total(total)
 
 
 def _unit_per_input(gradient: Tensor, size: int) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transship import parallel
 from transship.activations.readout import Readout, Task
+from transship.activations.shards import summed
 from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
 from transship.geometry import LinearMap, Moments, ridge
@@ -82,7 +84,9 @@ def carry_head(
     moments: Moments | None = None
     scale = keep is not None
     with torch.no_grad():
-        for start in range(0, len(inputs), batch_size):
+        for number, start in enumerate(range(0, len(inputs), batch_size)):
+            if not parallel.mine(number):
+                continue
             rows = [inputs[row] for row in range(start, min(start + batch_size, len(inputs)))]
             known = None if outputs is None else outputs[start : start + len(rows)]
             features, wanted = _rows(target, tuned, rows, known)
@@ -99,7 +103,7 @@ def carry_head(
                 assert reading.outputs is not None
                 moments = _added(moments, reading.features, _standard(reading.outputs), target)
                 kept += len(reading.features)
-    assert moments is not None
+    moments, kept = summed(moments), sum(parallel.gather(kept))
     fitted = method.fit_head(moments) if intercept else ridge(moments, method.penalty, centre=False)
     return CarriedHead(fitted, tuned.task, tuned.label_names, len(inputs), kept, dict(fitted.details))
 

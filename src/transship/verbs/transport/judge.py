@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transship import parallel
 from transship.activations.readout import Readout, Task
 from transship.errors import OptionError
 from transship.geometry import Moments, ridge, spearman
@@ -107,7 +108,7 @@ def choose_strength(
             score = untouched
         else:
             with shifted(judge.readout.loaded.model, update, strength):
-                score = judge.score()
+                score = parallel.agreed(judge.score())
         curve.append((strength, score))
         if score > best[0] + 1e-12:
             best, since = (score, strength), 0

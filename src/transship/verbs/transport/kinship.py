@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from transship.activations import LoadedModel, Site, read_weight
+from transship.activations.loading import values_of
 
 # Random weights of a few thousand entries have cosines of about 0.01; descendants keep well above this.
 RELATED = 0.2
@@ -67,7 +68,7 @@ def _blocks(model: LoadedModel) -> list[dict[str, Tensor]]:
     stacks = [site.stack for site in model.sites if site.kind == "block"]
     if not stacks:
         return []
-    parameters = dict(model.model.named_parameters())
+    parameters = dict(values_of(model.model))
     found: dict[int, dict[str, Tensor]] = {}
     for site in model.sites:
         if (
@@ -81,7 +82,7 @@ def _blocks(model: LoadedModel) -> list[dict[str, Tensor]]:
 
 
 def _unit(site: Site, parameters: Mapping[str, Tensor]) -> Tensor:
-    weight = read_weight(site, parameters[site.weight or ""].detach()).float()
+    weight = read_weight(site, parameters[site.weight or ""].detach()).float().cpu()
     made: Tensor = weight / weight.norm().clamp_min(1e-30)
     return made
 

@@ -54,6 +54,7 @@ class Opening:
     """How models are opened."""
 
     device: str = "cpu"
+    device_map: Any = None
     dtype: str | None = None
     trust_remote_code: bool = False
     allow_pickle: bool = False
@@ -83,6 +84,7 @@ def open_participant(reference: Any, opening: Opening, *, adapter: bool = False)
     loaded = load_model(
         checkpoint,
         device=opening.device,
+        device_map=opening.device_map,
         dtype=opening.dtype,
         head=has_head(checkpoint.config),
         trust_remote_code=opening.trust_remote_code,

@@ -12,10 +12,13 @@ from torch import Tensor
 from transship.activations import LoadedModel, Matching, SitePair
 from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments
+from transship.activations.loading import values_of
 from transship.activations.readout import Readout, Task
+from transship.activations.shards import run_shared, summed
+from transship.activations.state import SavedState
 from transship.activations.step import Batches, StepOptions
 from transship.activations.tokens import Align
-from transship.geometry import LinearMap, Moments, load_moments, ridge, save_moments
+from transship.geometry import LinearMap, Moments, ridge
 from transship.geometry.moments import Part
 from transship.verbs.transport.embeddings import attention_heads
 from transship.verbs.transport.gradients import (
@@ -69,6 +72,11 @@ class Calibration:
             if pair.target.kind == "linear" and pair.target.role != "head"
         ]
         return max(LEAST_TOKENS, math.ceil(ROWS_PER_WIDTH * max(widths, default=1) / len(self.inputs)))
+
+    @property
+    def save_every(self) -> int:
+        """Batches between two saved states."""
+        return max(1, len(self.inputs) // self.batch_size // 4)
 
     def batches(self, length: Callable[[Any], int]) -> Batches:
         """Return numbered batches of similar length."""
@@ -146,7 +154,7 @@ def prepare(
         descent = weight_descent(target, calibration.batches(target.length), loss, vote=vote)
     orders = None
     if requirements.permutations:
-        tensors = [dict(model.model.named_parameters()) for model in (source, target)]
+        tensors = [{name: one.cpu() for name, one in values_of(model.model)} for model in (source, target)]
         orders = match_units(
             [pair.target for pair in matching.pairs if len(pair.sources) == 1],
             lambda name: tensors[0][_source_name(matching, name)],
@@ -183,7 +191,7 @@ def _activations(
         blend=False,
         batch_size=calibration.batch_size,
         folder=folder,
-        save_every=max(1, len(calibration.inputs) // calibration.batch_size // 4),
+        save_every=calibration.save_every,
         progress=report,
     )
 
@@ -203,8 +211,7 @@ def fit_features_head(
                 features.shape[1], wanted.shape[1], parts=("aa", "ab"), name=f"{readout.loaded.name} features"
             )
         moments.update(features, wanted, exact=True)
-    assert moments is not None
-    return ridge(moments, penalty)
+    return ridge(summed(moments), penalty)
 
 
 def _gradients(
@@ -215,23 +222,20 @@ def _gradients(
     teacher: Teacher,
     report: Callable[[int], None] | None,
 ) -> dict[tuple[str, str], Moments]:
-    file = None if calibration.folder is None else calibration.folder / "gradients.safetensors"
-    if file is not None and file.is_file():
-        return {(name.split("\t")[0], name.split("\t")[1]): one for name, one in load_moments(file).items()}
-    losses = [_loss(Readout(model), calibration, teacher, None) for model in (source, target)]
     options = StepOptions(align=calibration.align, seed=calibration.seed)
     linear = [pair for pair in matching.pairs if pair.target.kind in ("linear", "norm", "scale")]
-    step = GradientStep((source, losses[0]), (target, losses[1]), linear, options, calibration.inputs[0])
-    done = 0
-    for items in calibration.batches(target.length):
-        step.step(items)
-        done += len(items)
-        if report is not None:
-            report(done)
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_moments(file, {"\t".join(key): one for key, one in step.moments.items()})
-    return step.moments
+    step = GradientStep(source, target, linear, options, calibration.inputs[0])
+    state = None
+    if calibration.folder is not None:
+        # the folder's name tells models, inputs and options apart
+        about = {"of": "gradients", "pairs": sorted("\t".join(key) for key in step.lanes)}
+        state = SavedState(calibration.folder / "gradients", step, about, calibration.save_every)
+        state.resume()
+    batches = calibration.batches(target.length)
+    if state is None or len(state.covered) < len(batches):  # or nothing is left to run
+        step.losses = tuple(_loss(Readout(one), calibration, teacher, None) for one in (source, target))
+    run_shared(batches, step.step, step, state=state, progress=report)
+    return {(name.split("\t")[0], name.split("\t")[1]): one for name, one in step.moments.items()}
 
 
 def _loss(readout: Readout, calibration: Calibration, teacher: Teacher, labels: Tensor | None) -> Loss:

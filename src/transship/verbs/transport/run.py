@@ -27,6 +27,7 @@ def transport(
     roles: Roles | str | dict[str, str] = "all",
     prepared: str | Path | None = None,
     device: str = "cpu",
+    device_map: Any = None,
     dtype: str | None = None,
     preprocess: Any = None,
     trust_remote_code: bool = False,
@@ -48,6 +49,7 @@ def transport(
         roles: `all`, `paper`, or choices by role (`Roles`).
         prepared: a folder for the statistics; a killed run goes on there, and later runs reuse them.
         device: where models run.
+        device_map: how they are spread over devices instead; see `load_model`.
         dtype: the dtype they run in.
         preprocess: for modules: raw inputs → the model's arguments.
         trust_remote_code: run code that a model's repository carries.
@@ -57,6 +59,7 @@ def transport(
     """
     opening = Opening(
         device=device,
+        device_map=device_map,
         dtype=dtype,
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,

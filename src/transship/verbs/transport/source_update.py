@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.activations import LoadedModel, parameter_names
+from transship.activations.loading import values_of
 from transship.checkpoints import Adapter, Checkpoint, Update
 from transship.checkpoints.names import translation
 from transship.errors import CheckpointError
@@ -95,7 +96,7 @@ def check_relation(update: SourceUpdate, source: nn.Module, names: tuple[str, st
     Weights of an unrelated model are about orthogonal and of equal size, which gives √2.
     """
     moved = before = 0.0
-    for name, parameter in source.named_parameters():
+    for name, parameter in values_of(source):
         if name in update and parameter.ndim >= 2:
             moved += float(update.dense(name).double().square().sum())
             before += float(parameter.detach().double().square().sum())

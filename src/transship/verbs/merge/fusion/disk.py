@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.activations import FunctionalModel, LoadedModel, Readout, load_model, parameter_names
-from transship.activations.loading import has_head
+from transship.activations.loading import has_head, require_in_memory
 from transship.activations.skeleton import skeleton
 from transship.checkpoints import Adapter, Checkpoint, Update, check_finite
 from transship.checkpoints import open as open_checkpoint
@@ -54,10 +54,17 @@ class CheckpointOrigin(Origin):
     """
 
     def __init__(
-        self, base: Any, *, device: str = "cpu", trust_remote_code: bool = False, allow_pickle: bool = False
+        self,
+        base: Any,
+        *,
+        device: str = "cpu",
+        device_map: Any = None,
+        trust_remote_code: bool = False,
+        allow_pickle: bool = False,
     ) -> None:
-        self.opening: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-        self.allow_pickle, self.device = allow_pickle, device
+        self.reading: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+        self.running: dict[str, Any] = {"device": device, "device_map": device_map, **self.reading}
+        self.allow_pickle = allow_pickle
         self.checkpoint = self._open(base)
         self.name = self.checkpoint.name
         if isinstance(self.checkpoint, Adapter):
@@ -67,10 +74,11 @@ class CheckpointOrigin(Origin):
         self.loaded = load_model(
             self.checkpoint,
             head=_speaks(self.checkpoint.config),
-            device=device,
             name=self.name,
-            **self.opening,
+            **self.running,
         )
+        what = "a fusion runs it with other weights"
+        require_in_memory(self.loaded.model, self.name, what, one_device=True)
         self.model = FunctionalModel(self.loaded)
 
     @property
@@ -92,9 +100,8 @@ class CheckpointOrigin(Origin):
         loaded = load_model(
             checkpoint,
             head=has_head(checkpoint.config),
-            device=self.device,
             name=checkpoint.name,
-            **self.opening,
+            **self.running,
         )
         found = dict(loaded.model.named_parameters())
         meant = translation(list(self.weights), list(found))
@@ -135,7 +142,7 @@ class CheckpointOrigin(Origin):
             _place(module, other, nn.Parameter(tensor.to(self.loaded.device), requires_grad=False))
         if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
             # the head has buffers of its own, which only its class can make
-            loaded = load_model(checkpoint, head=True, device=self.device, name=name, **self.opening)
+            loaded = load_model(checkpoint, head=True, name=name, **self.running)
             self._share(loaded.model, names)
         self._lend_readers(loaded, folder)
         return TaskModel(name, FunctionalModel(loaded), names, own)
@@ -163,7 +170,7 @@ class CheckpointOrigin(Origin):
     def _open(self, reference: Any) -> Checkpoint:
         if isinstance(reference, Checkpoint):
             return reference
-        return open_checkpoint(reference, allow_pickle=self.allow_pickle, **self.opening)
+        return open_checkpoint(reference, allow_pickle=self.allow_pickle, **self.reading)
 
     def _task_model(self, name: str, loaded: LoadedModel, names: Mapping[str, str]) -> TaskModel:
         model = FunctionalModel(loaded)

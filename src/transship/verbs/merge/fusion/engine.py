@@ -46,6 +46,7 @@ class Fusion:
         head: for a module in memory: what the names of a fine-tune's head start with.
         preprocess: for a module in memory: raw inputs → what it takes.
         device: where models run.
+        device_map: how models on disk are spread over devices instead; see `load_model`.
         trust_remote_code: allow code from a model's repository to run.
         allow_pickle: read .bin and .pt files too.
     """
@@ -67,6 +68,7 @@ class Fusion:
         head: str = "head",
         preprocess: Callable[[Any], Any] | None = None,
         device: str = "cpu",
+        device_map: Any = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,
     ) -> None:
@@ -92,7 +94,11 @@ class Fusion:
             from transship.verbs.merge.fusion.disk import CheckpointOrigin
 
             self.origin = CheckpointOrigin(
-                base, device=device, trust_remote_code=trust_remote_code, allow_pickle=allow_pickle
+                base,
+                device=device,
+                device_map=device_map,
+                trust_remote_code=trust_remote_code,
+                allow_pickle=allow_pickle,
             )
         self.state: State = {}
         self.strength = 1.0

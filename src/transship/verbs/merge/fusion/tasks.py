@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from transship import parallel
 from transship.activations import FunctionalModel, Reading
 from transship.errors import DataError
 from transship.numerics import chunks, derive_seed
@@ -93,7 +94,7 @@ class TaskModel:
         return made if self.head is None else Reading(made.features, self.head(made.features))
 
     def features(self, backbone: Mapping[str, Tensor], size: int = 64) -> Float[Tensor, "inputs width"]:
-        """Return the features of all inputs, float32, on the CPU."""
+        """Return the features of all inputs, float32, on the CPU; processes share the batches."""
         if not self.count:
             raise DataError("there are no inputs", where=self.name, fix="give data")
         # texts of like length together: a batch is padded to its longest
@@ -101,15 +102,13 @@ class TaskModel:
         if isinstance(self.inputs[0], str):
             measure = self.model.loaded.length
             order = sorted(order, key=lambda row: -measure(self.inputs[row]))
-        made: Tensor | None = None
+        found = []
         with torch.no_grad():
-            for part in chunks(self.count, size):
-                rows = list(order[part])
-                found = self.read(backbone, self.batch(rows)).features.float().cpu()
-                made = found.new_empty((self.count, found.shape[1])) if made is None else made
-                made[rows] = found
-        assert made is not None
-        return made
+            for number, part in enumerate(chunks(self.count, size)):
+                if parallel.mine(number):
+                    rows = list(order[part])
+                    found.append((rows, self.read(backbone, self.batch(rows)).features.float().cpu()))
+        return parallel.rows_of_all(self.count, found)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import derive_seed
 from transship.verbs.merge.fusion.protocol import Seen, Vector
@@ -45,7 +46,7 @@ class Descent:
         """Move `learnt` down the loss of what `build` makes of it; returns the loss of every step.
 
         One task's graph is held at a time: the backbone's derivative is summed over tasks, then carried on to
-        what is learnt.
+        what is learnt. Processes share the rows of each batch.
         """
         draws = [
             task.draws(self.batch_size, derive_seed(self.seed, "entropy", place, task.name))
@@ -60,14 +61,20 @@ class Descent:
             leaves = {name: tensor.detach().requires_grad_() for name, tensor in backbone.items()}
             total, slopes = 0.0, dict[str, Tensor]()
             for task, stream in zip(tasks, draws, strict=True):
+                rows = next(stream)
+                own = parallel.share(rows)
+                if not own:
+                    continue
                 with torch.enable_grad():
-                    outputs = task.read(leaves, task.batch(next(stream))).outputs
-                    loss = entropy(class_logits(outputs, task, "this method"))
+                    outputs = task.read(leaves, task.batch(own)).outputs
+                    # of the mean over the batch, this process's summands
+                    loss = entropy(class_logits(outputs, task, "this method")) * (len(own) / len(rows))
                 found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
                 for name, slope in zip(leaves, found, strict=True):
                     if slope is not None:
                         slopes[name] = slopes[name] + slope if name in slopes else slope
                 total += float(loss.detach())
+            total = sum(parallel.gather(total))
             if not total < float("inf"):
                 raise NumericalError(
                     f"the entropy became {total} in step {step + 1}",
@@ -75,7 +82,9 @@ class Descent:
                     fix="choose a smaller learning rate",
                 )
             names = [name for name in slopes if backbone[name].requires_grad]
-            torch.autograd.backward([backbone[name] for name in names], [slopes[name] for name in names])
+            if names:
+                torch.autograd.backward([backbone[name] for name in names], [slopes[name] for name in names])
+            parallel.add_gradients(learnt)
             optimiser.step()
             losses.append(total)
             self.watch(step + 1, self.steps, f"entropy {total:.3f}")

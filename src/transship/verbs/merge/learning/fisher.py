@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from transship import parallel
 from transship.errors import NumericalError
-from transship.numerics import derive_seed
+from transship.numerics import chunks, derive_seed
 from transship.verbs.merge.fusion.protocol import Seen, State, Vector, norm, numbers
 from transship.verbs.merge.learning.needs import check_classes
 
@@ -58,17 +59,16 @@ class FisherSums:
         """Return F, without floor and not normalised."""
         weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in tuned.items()}
         total = {name: torch.zeros_like(tensor) for name, tensor in tuned.items()}
-        count = 0
-        for outputs in self._outputs(seen, weights):
-            count += 1 if self.definition == "batch" else len(outputs)
-            for loss, share in self._losses(outputs, count, seen.name):
+        for number, outputs in self._outputs(seen, weights):
+            for loss, share in self._losses(outputs, number, seen.name):
                 slopes = torch.autograd.grad(
                     loss, list(weights.values()), retain_graph=True, allow_unused=True
                 )
                 for name, slope in zip(weights, slopes, strict=True):
                     if slope is not None:
                         total[name].addcmul_(slope, slope, value=share)
-        found = {name: tensor / max(count, 1) for name, tensor in total.items()}
+        count = max(1, len(self._parts(seen)))
+        found = {name: tensor / count for name, tensor in parallel.total(total).items()}
         for name, tensor in found.items():
             if not torch.isfinite(tensor).all():
                 raise NumericalError(
@@ -78,15 +78,20 @@ class FisherSums:
                 )
         return found
 
-    def _outputs(self, seen: Seen, weights: Vector) -> Iterator[Tensor]:
-        """Yield logits of single inputs, or of batches where the definition is about batches."""
+    def _parts(self, seen: Seen) -> list[slice]:
+        """Return the rows of single inputs, or of batches where the definition is about batches."""
         size = self.batch_size if self.definition == "batch" else 1
-        rows = min(seen.count, self.inputs or seen.count)
-        for start in range(0, rows, size):
+        return list(chunks(min(seen.count, self.inputs or seen.count), size))
+
+    def _outputs(self, seen: Seen, weights: Vector) -> Iterator[tuple[int, Tensor]]:
+        """Yield the number, from 1, and the logits of this process's share of the parts."""
+        for number, part in enumerate(self._parts(seen), 1):
+            if not parallel.mine(number - 1):
+                continue
             with torch.enable_grad():
-                outputs = seen.read(weights, seen.batch(range(start, min(start + size, rows)))).outputs
+                outputs = seen.read(weights, seen.batch(range(part.start, part.stop))).outputs
             assert outputs is not None
-            yield outputs
+            yield number, outputs
 
     def _losses(self, outputs: Tensor, number: int, where: str) -> Iterator[tuple[Tensor, float]]:
         """Yield what is differentiated, and the weight of its squared gradient."""

@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transship import parallel
 from transship.activations.models import Batch
 from transship.activations.record import Tap, watching
 from transship.errors import NumericalError
+from transship.numerics import chunks
 from transship.verbs.merge.fusion.protocol import Seen, Vector
 
 JOINT = "|"
@@ -82,23 +84,24 @@ def input_grams(
         backbone: the weights it runs with.
         batch_size: inputs per forward pass.
         only: weights of interest; all linear maps by default.
-        inputs: at most so many inputs; all of them by default.
+        inputs: read whole batches until there are so many inputs; all of them by default.
 
-    Products are summed in float64 per batch; padding counts for nothing.
+    Processes share the batches. Products are summed in float64 per batch; padding counts for nothing.
     """
     maps = linear_maps(seen)
     if only is not None:
         maps = {name: maps[name] for name in only}
     counter = _Counter({one.path: one for one in maps.values()})
     taps = [Tap(one.path, "input") for one in maps.values()]
-    done = 0
+    limit = seen.count if inputs is None else min(seen.count, -(-inputs // batch_size) * batch_size)
     with torch.no_grad(), watching(seen.module, taps, counter.watch):
-        for batch in seen.batches(batch_size):
+        for number, rows in enumerate(chunks(limit, batch_size)):
+            if not parallel.mine(number):
+                continue
+            batch = seen.batch(range(rows.start, rows.stop))
             counter.start(batch)
-            done += len(seen.read(backbone, batch).features)
+            seen.read(backbone, batch)
             counter.finish()
-            if inputs is not None and done >= inputs:
-                break
     return counter.grams(seen.name)
 
 
@@ -107,8 +110,9 @@ class _Counter:
 
     def __init__(self, maps: Mapping[str, LinearMap]) -> None:
         self._maps = maps
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._rows: dict[tuple[str, ...], int] = {}
+        # under the names of the weights that read the tensor, joined
+        self._sums: dict[str, Tensor] = {}
+        self._rows: dict[str, Tensor] = {}
         self._batch: Any = None
         self._caught: dict[int, tuple[Tensor, list[str]]] = {}
 
@@ -125,13 +129,14 @@ class _Counter:
     def finish(self) -> None:
         """Add what the pass saw."""
         for tensor, paths in self._caught.values():
-            key = tuple(sorted(paths))
+            key = JOINT.join(sorted(self._maps[path].weight for path in paths))
             rows = self._valid(tensor)
             if any(self._maps[path].bias is not None for path in paths):
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
             product = (rows.T @ rows).double()
             self._sums[key] = self._sums[key] + product if key in self._sums else product
-            self._rows[key] = self._rows.get(key, 0) + len(rows)
+            count = torch.tensor(float(len(rows)), dtype=torch.float64, device=product.device)
+            self._rows[key] = self._rows[key] + count if key in self._rows else count
         self._caught = {}
 
     def _valid(self, tensor: Tensor) -> Float[Tensor, "rows width"]:
@@ -143,17 +148,16 @@ class _Counter:
         return tensor.reshape(-1, tensor.shape[-1]).float()
 
     def grams(self, where: str) -> dict[str, Tensor]:
-        """Return the means, finite or an error."""
-        found = {}
-        for paths, total in self._sums.items():
-            name = JOINT.join(sorted(self._maps[path].weight for path in paths))
+        """Return the means over the rows of all processes, finite or an error."""
+        found, rows = {}, parallel.total(self._rows)
+        for name, total in parallel.total(self._sums).items():
             if not torch.isfinite(total).all():
                 raise NumericalError(
                     f"what enters '{name.split(JOINT)[0]}' holds a NaN or an infinity",
                     where=where,
                     fix="check the model's weights and inputs",
                 )
-            found[name] = total / self._rows[paths]
+            found[name] = total / rows[name]
         return found
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from transship import parallel
 from transship.errors import NumericalError, OptionError
 from transship.numerics import derive_seed
 from transship.verbs.merge.fusion.protocol import Vector
@@ -12,7 +13,10 @@ from transship.verbs.merge.methods._learned import Learner, Occasion
 
 
 def train(occasion: Occasion, steps: int, learning_rate: float, batch_size: int, *, average: bool) -> Vector:
-    """Return θ − θ_0 after Adam on Σ_tasks cross-entropy, one task's graph at a time."""
+    """Return θ − θ_0 after Adam on Σ_tasks cross-entropy, one task's graph at a time.
+
+    Processes share the rows of each batch.
+    """
     seens = [model.seen() for model in occasion.models]
     labels = [_labels(model, occasion) for model in occasion.models]
     updates = [model.update() for model in occasion.models] if average else []
@@ -32,9 +36,13 @@ def train(occasion: Occasion, steps: int, learning_rate: float, batch_size: int,
         optimiser.zero_grad(set_to_none=True)
         for seen, classes, stream in zip(seens, labels, draws, strict=True):
             rows = next(stream)
+            own = list(parallel.share(rows))
+            if not own:
+                continue
             with torch.enable_grad():
-                outputs = class_logits(seen.read(weights, seen.batch(rows)).outputs, seen, "multitask")
-                loss = functional.cross_entropy(outputs, classes[rows].to(outputs.device))
+                outputs = class_logits(seen.read(weights, seen.batch(own)).outputs, seen, "multitask")
+                loss = functional.cross_entropy(outputs, classes[own].to(outputs.device))
+                loss = loss * (len(own) / len(rows))
             if not torch.isfinite(loss):
                 raise NumericalError(
                     f"the loss became {float(loss)} in step {step + 1}",
@@ -42,6 +50,7 @@ def train(occasion: Occasion, steps: int, learning_rate: float, batch_size: int,
                     fix="choose a smaller learning rate",
                 )
             loss.backward()  # type: ignore[no-untyped-call]
+        parallel.add_gradients(weights.values())
         optimiser.step()
     return {name: tensor.detach() - occasion.base[name] for name, tensor in weights.items()}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transship.activations import FunctionalModel, LoadedModel, load_model, parameter_names
+from transship.activations.loading import require_in_memory
 from transship.data import load
 from transship.errors import CheckpointError
 from transship.verbs.merge.fusion.protocol import Vector
@@ -49,7 +50,10 @@ class RecipeModel:
         """The model with its head."""
         stored = self.plan.models[self.reference].model
         assert isinstance(stored, StoredModel)
-        return load_model(str(stored.checkpoint.folder), head=True, name=self.name)
+        opening = self.plan.execution.opening
+        loaded = load_model(str(stored.checkpoint.folder), head=True, name=self.name, **opening)
+        require_in_memory(loaded.model, self.name, "a merge runs it with other weights")
+        return loaded
 
     @cached_property
     def _stored(self) -> dict[str, str]:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from transship import parallel
 from transship.errors import NumericalError
+from transship.numerics import chunks
 from transship.verbs.merge.fusion.protocol import Seen, Vector
 from transship.verbs.merge.learning.entropy import entropy
 from transship.verbs.merge.learning.needs import check_classes, check_inputs
@@ -122,7 +124,7 @@ class Search:
                 answers_of(seen, backbone).distance(own, self.objective)
                 for seen, own in zip(seens, answers, strict=True)
             ]
-            total = sum(losses) / len(losses)
+            total = parallel.agreed(sum(losses) / len(losses))
             if not total == total:
                 raise NumericalError(
                     f"the merged model's answers at factors {factors} are NaN",
@@ -168,10 +170,13 @@ def answers_of(seen: Seen, backbone: Vector) -> Answers:
     """Return the logits or values of all inputs, or the unit features of a model without a head."""
     found, bare = [], False
     with torch.no_grad():
-        for batch in seen.batches(BATCH):
-            made = seen.read(backbone, batch)
+        for number, part in enumerate(chunks(seen.count, BATCH)):
+            if not parallel.mine(number):
+                continue
+            places = range(part.start, part.stop)
+            made = seen.read(backbone, seen.batch(places))
             bare = made.outputs is None
             rows = functional.normalize(made.features, dim=1) if made.outputs is None else made.outputs
-            found.append(rows.float())
-    rows = torch.cat(found)
+            found.append((places, rows.float()))
+    rows, bare = parallel.rows_of_all(seen.count, found), any(parallel.gather(bare))
     return Answers(rows, "features" if bare else "classes" if rows.shape[1] > 1 else "values")

@@ -28,6 +28,7 @@ class Execution:
     """Makes the tensors of a plan, any of them in any order.
 
     Attributes:
+        opening: how models that run are opened: device, device_map, dtype.
         watch: called with (steps done, steps in all, what) while models learn from data.
     """
 
@@ -37,6 +38,7 @@ class Execution:
         self._surveyed = False
         self._lock = threading.Lock()
         self.watch: Watch = nobody
+        self.opening: dict[str, Any] = {}
 
     def produce(self, step: Step) -> Iterator[Floats | memoryview]:
         """Yield one output tensor in flat parts: float32 values, or its bytes where they are copied."""

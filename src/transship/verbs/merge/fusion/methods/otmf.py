@@ -1,6 +1,6 @@
 """OTMF: masks on two updates, learnt so that features stay where they were."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from transship import parallel
 from transship.errors import DataError
 from transship.geometry import sinkhorn, sinkhorn_divergence
-from transship.numerics import derive_seed
+from transship.numerics import chunks, derive_seed
 from transship.verbs.merge.fusion.adam import Adam
 from transship.verbs.merge.fusion.protocol import ContinualMethod, Seen, State, Step, Vector, numbers
 
@@ -86,9 +87,7 @@ class Otmf(ContinualMethod):
         for iteration in range(self.iterations):
             turn = iteration % 2
             chosen = next(rows[turn])
-            loss, slopes = self.slopes(
-                step.base, sides, tasks[turn], tasks[turn].batch(chosen), references[turn][chosen]
-            )
+            loss, slopes = self.slopes(step.base, sides, tasks[turn], chosen, references[turn][chosen])
             moved = sides[turn]
             optimisers[turn].step([moved.chain(name, slopes.pop(name, None)) for name in moved.masks])
             which = ("pre", "post")[turn]
@@ -104,21 +103,30 @@ class Otmf(ContinualMethod):
         base: Mapping[str, Tensor],
         sides: "tuple[Side, Side]",
         task: Seen,
-        batch: object,
+        rows: Sequence[int],
         reference: Float[Tensor, "inputs width"],
     ) -> tuple[float, Vector]:
-        """Return the loss on one batch and its derivative by the mixed weights; both masks are constants."""
+        """Return the loss on some inputs and its derivative by the mixed weights; both masks are constants.
+
+        Processes share the inputs: each one's features, which all of them compare, carry its part of the
+        derivative.
+        """
         weights = mix(sides)
         for name, tensor in weights.items():
             tensor.add_(base[name]).requires_grad_()
+        places = list(parallel.share(range(len(rows))))
         with torch.enable_grad():
-            features = _unit(task.read(weights, batch).features)
+            own = None
+            if places:
+                own = _unit(task.read(weights, task.batch([rows[place] for place in places])).features)
+            features = parallel.rows_with_own(len(rows), places, own)
             loss = self.distance(features, reference)
-        names = list(weights)
-        found = torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True)
-        return float(loss.detach()), {
-            name: slope for name, slope in zip(names, found, strict=True) if slope is not None
-        }
+        names = list(weights) if places else []
+        found = (
+            torch.autograd.grad(loss, [weights[name] for name in names], allow_unused=True) if places else ()
+        )
+        slopes = {name: slope for name, slope in zip(names, found, strict=True) if slope is not None}
+        return float(loss.detach()), parallel.total(slopes)
 
     def distance(
         self, features: Float[Tensor, "inputs width"], reference: Float[Tensor, "inputs width"]
@@ -131,10 +139,13 @@ class Otmf(ContinualMethod):
         return sinkhorn(features, reference, epsilon=self.epsilon).cost
 
     def _features(self, task: Seen, backbone: Vector) -> Tensor:
+        found = []
         with torch.no_grad():
-            return torch.cat(
-                [_unit(task.read(backbone, batch).features) for batch in task.batches(self.batch_size)]
-            )
+            for number, part in enumerate(chunks(task.count, self.batch_size)):
+                if parallel.mine(number):
+                    rows = range(part.start, part.stop)
+                    found.append((rows, _unit(task.read(backbone, task.batch(rows)).features)))
+        return parallel.rows_of_all(task.count, found)
 
     def memory(self, sizes: Mapping[str, torch.Size]) -> int:
         """Return the bytes of the mixed weights, their derivative, and masks with their Adam moments.

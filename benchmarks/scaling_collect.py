@@ -1,0 +1,85 @@
+"""What a second process saves when Moments are collected: wall time of two against one, each with one thread.
+
+Both are started by torchrun, on two random encoders made on the spot. Starting processes and opening models
+is not counted; sharing out, both models' passes, products and the sum over processes are.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+INPUTS, TOKENS, BATCH = 256, 48, 16
+BAR = 0.65
+
+
+def run(repeat: int = 2) -> list[dict[str, Any]]:
+    """Return one row: seconds with two processes, with one, and their ratio; the least of some turns."""
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(repeat):
+        for processes, found in times.items():
+            found.append(_launch(processes))
+    return [
+        {
+            "name": f"collect, 2 processes / 1, wall s: {INPUTS} inputs of {TOKENS} tokens",
+            "ours": min(times[2]),
+            "peer": min(times[1]),
+            "ratio": min(times[2]) / min(times[1]),
+            "needed": f"<= {BAR}",
+        }
+    ]
+
+
+def _launch(processes: int) -> float:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(processes), str(Path(__file__).resolve()), "work"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
+
+
+def work() -> None:
+    """Collect in this process of the launch; the first one prints the seconds."""
+    import torch
+
+    from transship import parallel
+    from transship.activations import collect, load_model, match_sites
+
+    parallel.join()
+    torch.set_num_threads(1)
+    source, target = (load_model(_encoder(width), preprocess=torch.tensor) for width in (256, 384))
+    inputs = torch.randint(1, 1000, (INPUTS, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    matching = match_sites(source, target)
+    collect(source, target, matching, inputs[:BATCH], batch_size=BATCH)  # warm up
+    parallel.agreed(True)
+    started = time.perf_counter()
+    collect(source, target, matching, inputs, batch_size=BATCH, tokens_per_input=8)
+    seconds = time.perf_counter() - started
+    if parallel.is_main():
+        print(json.dumps({"seconds": seconds}), flush=True)
+    parallel.leave()
+
+
+def _encoder(width: int) -> Any:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(width)
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 6}
+    return BertModel(BertConfig(vocab_size=1000, num_attention_heads=8, **sizes), add_pooling_layer=False)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["work"]:
+        work()
+    else:
+        print(json.dumps(run(), indent=2))

@@ -1,0 +1,177 @@
+"""Two processes of one launch (gloo) give what one process gives; one that dies takes nothing with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from transship import parallel
+
+SCRIPT = Path(__file__).parent / "launched.py"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+# the derivative by a key's bias is zero but for rounding, whose sign Adam follows
+NOISE = ("multitask", "adamerging", "concrete", "body.")
+TOLERANCE = {"moments": 1e-10, "transports": 1e-6, "merges": 1e-4, "fusions": 1e-4, "adaptations": 1e-4}
+
+
+def launch(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSSHIP_CACHE": str(folder / "cache"), **more}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
+
+
+@pytest.fixture(scope="module")
+def work() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("launched", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(work: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("launched")
+    work.make(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> Path:
+    """Where two processes have left what each of them found."""
+    done = launch(*TORCHRUN, str(SCRIPT), str(folder), folder=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOLERANCE)
+@pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
+def test_two_processes_give_what_one_gives(work: ModuleType, both: Path, name: str):
+    alone = work.WORK[name](both)
+    for rank in range(2):
+        found = load_file(both / f"{name}-{rank}.safetensors")
+        assert found.keys() == alone.keys()
+        for key, tensor in alone.items():
+            if key.startswith(NOISE) and key.endswith("key.bias"):
+                continue
+            distance = float((found[key].double() - tensor.double()).norm())
+            assert distance <= TOLERANCE[name] * max(float(tensor.double().norm()), 1e-12), key
+
+
+def transport(folder: Path, out: str, *more: str) -> list[str]:
+    places = [str(folder / name) for name in ("source", "tuned", "target", out)]
+    given = ["--data", str(folder / "texts.parquet"), "--batches", "10", "--batch-size", "4"]
+    return ["transport", *places, *given, "--method", "theseus", "--strength", "1", *more]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_the_first_process_writes_and_prints_and_the_others_are_silent(folder: Path, tmp_path: Path):
+    done = launch(*ACCELERATE, "-m", "transship", *transport(folder, "shared", "--json"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout)["out"] == str(folder / "shared")
+    assert run(transport(folder, "single", "--prepared", str(tmp_path / "prepared"))).exit_code == 0
+    for name, tensor in weights(folder / "single").items():
+        torch.testing.assert_close(weights(folder / "shared")[name], tensor)
+    assert not list(folder.glob(".*")), "a draft was left"
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_sentence_and_one_exit_code(folder: Path, tmp_path: Path):
+    logs = ["--redirects", "3", "--log-dir", str(tmp_path / "logs")]
+    asked = [
+        "compare",
+        str(folder / "source"),
+        str(folder / "nowhere"),
+        "--data",
+        str(folder / "texts.parquet"),
+    ]
+    done = launch(*TORCHRUN, *logs, "-m", "transship", *asked, folder=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("exitcode  : 2 ") == 2, done.stderr[-3000:]
+    said = {file: file.read_text() for file in (tmp_path / "logs").rglob("*.log")}
+    assert len(said) == 4
+    errors = [line for text in said.values() for line in text.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "nowhere" in errors[0]
+    assert not any("Traceback" in text for text in said.values())
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_others_and_its_saved_shards_are_used_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = transport(folder, "lost", "--prepared", str(tmp_path / "prepared"))
+    done = launch(*TORCHRUN, str(SCRIPT), "die", "4", *asked, folder=tmp_path)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr[-3000:]
+    assert "another process ended before the work was done" in errors[0]
+    assert not (folder / "lost").exists()
+    assert not list(folder.glob(".*")), "a draft was left"
+    states = list((tmp_path / "prepared").rglob("state.json"))
+    kept = sum(len(json.loads(state.read_text())["units"]) for state in states)
+    assert kept >= 2  # of five; the killed process's finished unit is among them
+    assert any(place.parent.name.startswith("state-001") for place in states)
+
+    from transship.activations.step import Stepper
+
+    steps: list[Any] = []
+    step = Stepper.step
+    monkeypatch.setattr(Stepper, "step", lambda *given: steps.append(given) or step(*given))
+    again = run(asked)
+    assert again.exit_code == 0, again.output
+    assert len(steps) == 10 - 2 * kept
+    assert run(transport(folder, "whole", "--prepared", str(tmp_path / "other"))).exit_code == 0
+    assert len(steps) == 20 - 2 * kept
+    for name, tensor in weights(folder / "whole").items():
+        torch.testing.assert_close(weights(folder / "lost")[name], tensor)
+
+
+def run(arguments: list[str]) -> Any:
+    from transship.cli import group
+
+    return CliRunner().invoke(group, arguments)
+
+
+def test_without_a_launch_everything_is_this_process_and_unchanged():
+    assert (parallel.rank(), parallel.size(), parallel.is_main()) == (0, 1, True)
+    assert all(parallel.mine(number) for number in range(5))
+    assert list(parallel.share(range(5))) == [0, 1, 2, 3, 4]
+    assert parallel.gather(3) == [3]
+    assert parallel.agreed("x") == "x"
+    assert parallel.device("cuda") == "cuda"
+    tensor = torch.arange(3.0)
+    parallel.add_up([tensor])
+    assert tensor.tolist() == [0.0, 1.0, 2.0]
+    rows = parallel.rows_of_all(3, [([2, 0], torch.tensor([[1.0], [2.0]])), ([1], torch.tensor([[3.0]]))])
+    assert rows.tolist() == [[2.0], [3.0], [1.0]]
+
+
+def test_a_command_that_is_not_shared_is_the_first_process_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from transship.cli import main
+
+    for rank, said in (("1", False), ("0", True)):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", rank)
+        main(["methods", "transport"])
+        assert bool(capsys.readouterr().out) is said
+        assert not parallel.launched()
