@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from transship.data import load
 from transship.suites.demo import models, page
 from transship.suites.demo.steps import Demo, Size, signals
 
@@ -35,8 +36,11 @@ def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
         assert {step.ours, step.baseline} <= step.figures.keys()
         assert all(0 <= value <= 1 for value in step.figures.values())
         assert step.ours in step.line()
-    written = page.write(page.story(demo.bases(), steps, demo.test), tmp_path)
-    assert "Three digits" in written.read_text()
+    written = page.write(page.story(demo.bases(), steps, demo.train, demo.test), tmp_path)
+    assert "the same digits turned by a quarter" in written.read_text()
+    left = load(str(tmp_path / "data" / "turned.npz"), "array")
+    assert len(left.split("train")) == len(demo.train)
+    assert np.array_equal(np.asarray(left.split("test").inputs), models.turned(demo.test.images))
 
     trained = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("model.safetensors")}
     assert len(trained) >= 7
