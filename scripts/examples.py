@@ -18,7 +18,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,8 +86,11 @@ def _commands(lines: list[str], at: int, end: int, exact: bool) -> Iterator[Comm
         yield Command("\n".join(text), lines[first:at], first, exact)
 
 
-def run(command: Command, folder: Path) -> int:
-    """Run a command as a user would, keep what it printed, and return its exit code."""
+def run(command: Command, folder: Path, before: str = "") -> int:
+    """Run a command as a user would, keep what it printed, and return its exit code.
+
+    `before` sets the shell's variables.
+    """
     here = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
@@ -96,8 +98,7 @@ def run(command: Command, folder: Path) -> int:
         "PYTHONWARNINGS": "default",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    text = re.sub(r"^make demo\b", "transship demo demo", command.text)  # what the Makefile runs
-    text = text.replace("$SITE", sysconfig.get_path("purelib"))
+    text = before + re.sub(r"^make demo\b", "transship demo demo", command.text)  # what the Makefile runs
     done = subprocess.run(
         ["bash", "-c", text],
         cwd=folder,
@@ -116,9 +117,7 @@ def agree(expected: list[str], printed: list[str], *, exact: bool = False) -> bo
     if not expected:
         return not printed
     if expected[0].strip() == LEFT_OUT:
-        return any(
-            agree(expected[1:], printed[skip:], exact=exact) for skip in range(len(printed), -1, -1)
-        )
+        return any(agree(expected[1:], printed[skip:], exact=exact) for skip in range(len(printed), -1, -1))
     return (
         bool(printed)
         and line_agrees(expected[0], printed[0], exact=exact)
@@ -135,10 +134,7 @@ def line_agrees(expected: str, printed: str, *, exact: bool = False) -> bool:
     if LEFT_OUT in expected:
         head, _, tail = expected.partition(LEFT_OUT)
         rest = printed[len(head) :]
-        return (
-            line_agrees(head.rstrip(), printed[: len(head)].rstrip(), exact=exact)
-            and rest.endswith(tail)
-        )
+        return line_agrees(head.rstrip(), printed[: len(head)].rstrip(), exact=exact) and rest.endswith(tail)
     if exact:
         return expected.rstrip() == printed.rstrip()
     if _words(expected) != _words(printed):
@@ -164,12 +160,18 @@ def _close(expected: re.Match[str], printed: re.Match[str]) -> bool:
 
 
 def follow(page: str, folder: Path) -> Iterator[tuple[Command, int]]:
-    """Carry out a page's steps in a folder; yield every command with its exit code."""
+    """Carry out a page's steps in a folder; yield every command with its exit code.
+
+    Variables (`NAME=…` as a command) stay set for the commands below them.
+    """
+    variables = ""
     for step in steps(page):
         if isinstance(step, File):
             (folder / step.name).write_text(step.text, encoding="utf-8")
-        else:
-            yield step, run(step, folder)
+            continue
+        yield step, run(step, folder, variables)
+        if re.match(r"[A-Z]+=", step.text):
+            variables += step.text + "\n"
 
 
 def main() -> None:

@@ -37,9 +37,16 @@ LINES = (
     Line("translate", "Procrustes fit, CPU s", "Procrustes fit on 2,000 pairs", "latentis"),
     Line("translate", "ridge with λ", "ridge with its strength, 2,000 pairs", "latentis, affine by SGD"),
     Line("translate", "200,000 vectors", "translate 200,000 vectors, 768 → 1024", "the bare product"),
-    Line("collect", "collect / forward alone", "Moments of MiniLM-L6 → MPNet, 500 texts", "forward passes alone"),
+    Line(
+        "collect",
+        "collect / forward alone",
+        "Moments of MiniLM-L6 → MPNet, 500 texts",
+        "forward passes alone",
+    ),
     Line("transport", "transport over forward passes", "transport ViT-B/16 → B/16+", "forward passes alone"),
-    Line("transport", "plain way over transport", "the same transport", "float64 SVD per parameter, all tokens"),
+    Line(
+        "transport", "plain way over transport", "the same transport", "float64 SVD per parameter, all tokens"
+    ),
 )
 
 

@@ -37,5 +37,7 @@ def test_every_verb_has_a_tutorial():
 def test_a_tutorial_runs_as_it_is_written(page, follow, tmp_path):
     missing = wants(page)
     if missing:
-        pytest.skip(f"not here: {', '.join(missing)} (TRANSSHIP_MODELS, TRANSSHIP_DATA or ~/.cache/transship)")
+        pytest.skip(
+            f"not here: {', '.join(missing)} (TRANSSHIP_MODELS, TRANSSHIP_DATA or ~/.cache/transship)"
+        )
     assert follow(page, tmp_path) >= 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from transship.report.values import number, plain, show
 
 _LONGEST_TICK = 26
 _TICKS, _PICTURE_TICKS = 40, 8
+_NEAREST = 0.08  # of a log axis' length: labels that are nearer run into each other on a phone
 _SERIES_COLOURS = 8
 
 Values = Sequence[Any]
@@ -120,7 +122,12 @@ def lines(
         )
     layout = {
         # on a log axis the measured places make better ticks than powers and their fractions
-        "xaxis": _axis(x_title, log=log_x) | ({"tickvals": xs} if log_x and len(xs) <= 10 else {}),
+        "xaxis": _axis(x_title, log=log_x)
+        | (
+            {"tickvals": _apart(xs), "ticktext": [f"{x:g}" for x in _apart(xs)]}
+            if log_x and len(xs) <= 10
+            else {}
+        ),
         "yaxis": _axis(y_title, log=log_y),
         "hovermode": "x unified",
         "showlegend": len(series) > 1,
@@ -271,6 +278,16 @@ def boxes(
 
 def _axis(title: str, *, log: bool = False) -> dict[str, Any]:
     return {"title": {"text": title}} | ({"type": "log"} if log else {})
+
+
+def _apart(xs: Sequence[float]) -> list[float]:
+    """Return the places of a log axis that are far enough apart for their labels: the last, and those before."""
+    kept: list[float] = []
+    span = math.log(max(xs) / min(xs)) if xs and min(xs) > 0 else 0.0
+    for x in sorted(xs, reverse=True):
+        if not kept or math.log(kept[-1] / x) >= _NEAREST * span:
+            kept.append(x)
+    return kept[::-1]
 
 
 def _ticks(labels: Sequence[str], title: str, most: int = _TICKS) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """The demo trains little, uses all four verbs, and reuses what it trained."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from transship.data import load
 from transship.suites.demo import models, page
+from transship.suites.demo.files import LIBRARIES, OF_EACH, descriptions
 from transship.suites.demo.steps import Demo, Size, signals
 
 TINY = Size(pretrain=30, tune=15, adapt=1)
@@ -25,6 +28,13 @@ def test_turning_four_times_gives_the_digits_back():
         turned = turned.changed(models.turned)
     assert np.array_equal(turned.images, digits.images)
     assert not np.array_equal(digits.changed(models.turned).images, digits.images)
+
+
+def test_every_library_gives_as_many_descriptions_each_once():
+    rows = descriptions()
+    assert Counter(row["label"] for row in rows) == dict.fromkeys(LIBRARIES, OF_EACH)
+    assert len({row["text"] for row in rows}) == len({row["id"] for row in rows}) == len(rows)
+    assert all(row["text"].count(" ") > 3 for row in rows)
 
 
 @pytest.mark.slow

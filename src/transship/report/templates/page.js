@@ -108,6 +108,10 @@
     }
     data.push(...data.filter((trace) => trace.type === "heatmap" && trace.text).map(cellTexts));
     const style = getComputedStyle(plot);
+    if (layout.yaxis && layout.yaxis.scaleanchor) { // a picture keeps its shape: no empty bands above and below it
+      const [{ z }] = data;
+      plot.style.height = `${Math.min(plot.clientHeight, Math.round(((plot.clientWidth - (narrow ? 80 : 180)) * z.length) / z[0].length) + (narrow ? 160 : 110))}px`;
+    }
     const height = plot.clientHeight - parseFloat(style.paddingTop) - parseFloat(style.paddingBottom);
     const config = { responsive: true, displaylogo: false, displayModeBar: narrow ? false : undefined, scrollZoom: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], toImageButtonOptions: { scale: 2, filename: "transship" } };

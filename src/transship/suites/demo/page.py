@@ -11,9 +11,7 @@ from transship.suites.demo.models import Digits, turned
 from transship.suites.demo.steps import Step, signals
 
 
-def story(
-    bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digits: Digits
-) -> report.Page:
+def story(bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digits: Digits) -> report.Page:
     """Return the page: what was trained, then a section per verb with its figures."""
     figures = [
         report.KeyFigure(

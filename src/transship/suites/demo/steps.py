@@ -88,7 +88,9 @@ class Demo:
         data = wrap(task.images[:640], kind="array", name="turned digits")
         moved = transport(source, models.load(tuned), target, data=data, batches=10)
         # what a new head alone would do: without this row the figure of a carried head says little
-        head = transport(source, models.load(tuned), target, data=data, batches=10, method="carry", strength=0)
+        head = transport(
+            source, models.load(tuned), target, data=data, batches=10, method="carry", strength=0
+        )
         figures = {
             "untouched wide model": models.accuracy(target, test),
             "untouched, head carried": models.accuracy(head.model(), test),
