@@ -1,8 +1,8 @@
 """Write the table of speed from the kept figures: `python scripts/speed.py README.md`.
 
-The figures are in `benchmarks/speed.json`, as `python -m benchmarks [NAME…] --json benchmarks/speed.json` leaves
-them (rows of benchmarks that did not run stay as they are). The table stands between two comments of the page;
-a test fails while the two differ.
+The figures are in `benchmarks/speed.json`, as `python -m benchmarks [NAME…] --json benchmarks/speed.json`
+leaves them (rows of benchmarks that did not run stay as they are). The table stands between two comments of
+the page; a test fails while the two differ.
 """
 
 from __future__ import annotations
@@ -41,12 +41,10 @@ LINES = (
         "collect",
         "collect / forward alone",
         "Moments of MiniLM-L6 → MPNet, 500 texts",
-        "forward passes alone",
+        "forward passes",
     ),
-    Line("transport", "transport over forward passes", "transport ViT-B/16 → B/16+", "forward passes alone"),
-    Line(
-        "transport", "plain way over transport", "the same transport", "float64 SVD per parameter, all tokens"
-    ),
+    Line("transport", "transport over forward passes", "transport ViT-B/16 → B/16+", "forward passes"),
+    Line("transport", "plain way over transport", "the same transport", "float64, all tokens, an SVD each"),
 )
 
 

@@ -21,7 +21,7 @@ def examples() -> ModuleType:
 
 @pytest.fixture
 def follow(examples):
-    """Run a page's examples in a folder; fail with the first command that does not print what the page shows."""
+    """Run a page's examples in a folder; fail at the first command that prints other than the page shows."""
 
     def run(page: Path, folder: Path) -> int:
         count = 0

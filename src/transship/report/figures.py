@@ -281,7 +281,7 @@ def _axis(title: str, *, log: bool = False) -> dict[str, Any]:
 
 
 def _apart(xs: Sequence[float]) -> list[float]:
-    """Return the places of a log axis that are far enough apart for their labels: the last, and those before."""
+    """Return the places of a log axis whose labels have room: the last, and those far enough before it."""
     kept: list[float] = []
     span = math.log(max(xs) / min(xs)) if xs and min(xs) > 0 else 0.0
     for x in sorted(xs, reverse=True):

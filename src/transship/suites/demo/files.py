@@ -1,4 +1,4 @@
-"""The demo's data as files, so that every command of the README can be tried on what the demo leaves behind."""
+"""The demo's data as files, so that the README's commands can be tried on what the demo leaves behind."""
 
 from __future__ import annotations
 
