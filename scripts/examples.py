@@ -129,12 +129,16 @@ def line_agrees(expected: str, printed: str, *, exact: bool = False) -> bool:
     """Compare two lines: words exactly, numbers by their kind.
 
     Whole numbers are equal; shares in percent differ by at most `POINTS`, other broken numbers by `SHARE` of
-    their size or 0.06, and times are not compared.
+    their size or 0.06, and times are not compared. A word with `…` in it stands for any words.
     """
     if LEFT_OUT in expected:
-        head, _, tail = expected.partition(LEFT_OUT)
-        rest = printed[len(head) :]
-        return line_agrees(head.rstrip(), printed[: len(head)].rstrip(), exact=exact) and rest.endswith(tail)
+        words, given = expected.split(), printed.split()
+        hole = next(place for place, word in enumerate(words) if LEFT_OUT in word)
+        before, after = words[:hole], words[hole + 1 :]
+        if len(given) < len(before) + len(after):
+            return False
+        parts = (before, given[:hole]), (after, given[len(given) - len(after) :])
+        return all(line_agrees(" ".join(one), " ".join(two), exact=exact) for one, two in parts)
     if exact:
         return expected.rstrip() == printed.rstrip()
     if _words(expected) != _words(printed):

@@ -62,6 +62,10 @@ def test_a_block_that_begins_with_output_is_refused(examples):
         ("norm  1.00", "norm 1.00", True),  # columns move with their widest cell
         ("from … to b", "from somewhere to b", True),
         ("from … to b", "from somewhere to c", False),
+        ("from … to b", "from far away to b", True),
+        ("kept in …/merged, 3 files", "kept in here/merged, 3 files", True),
+        ("kept in …/merged, 3 files", "kept in here/merged, 4 files", False),
+        ("at strength …, error 0.25", "at strength 3, error 0.26", True),
     ],
 )
 def test_words_are_compared_exactly_and_numbers_by_their_kind(examples, page, printed, same):
