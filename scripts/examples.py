@@ -8,6 +8,7 @@ Three kinds of fenced blocks count, in the order of the page:
 
 `sh` blocks and all others are only shown. What a command prints is compared with the page: words exactly, `…`
 for anything left out, numbers as `agree` says; `<!-- exact -->` before a block asks for equal numbers too.
+Lines of progress are not compared and do not belong on a page.
 With `--write` the page is changed to what was printed, where the two differ.
 """
 
@@ -29,6 +30,8 @@ FENCE = re.compile(r"^```(\w+)?(.*)$")
 POINTS = 6.0  # percent points by which a share may differ: other processors round otherwise
 SHARE = 0.15  # by which any other broken number may differ, relatively
 LEFT_OUT = "…"
+# how far work has come is said every few seconds: how often depends on the machine
+PROGRESS = re.compile(r".+: \d+ of \d+( \w+)?( \(\d+ kept from before\))?, .*(s|min)( left)?")
 
 
 @dataclass
@@ -108,7 +111,8 @@ def run(command: Command, folder: Path, before: str = "") -> int:
         text=True,
         check=False,
     )
-    command.printed = [line.rstrip() for line in done.stdout.rstrip("\n").split("\n")] if done.stdout else []
+    printed = [line.rstrip() for line in done.stdout.rstrip("\n").split("\n")] if done.stdout else []
+    command.printed = [line for line in printed if not PROGRESS.fullmatch(line)]
     return done.returncode
 
 

@@ -39,6 +39,14 @@ def test_a_page_runs_in_its_order_and_shows_what_is_printed(examples, tmp_path):
     assert all(examples.agree(command.expected, command.printed, exact=command.exact) for command, _ in done)
 
 
+def test_lines_of_progress_are_left_out(examples, tmp_path):
+    lines = (
+        "begin\\nmerge: 6 of 104 tensors, 9 s, about 2 min 21 s left\\nfa: 60 of 60 steps, 1 min 02 s\\nend"
+    )
+    ((command, _),) = examples.follow(f"```console\n$ printf '{lines}'\n```\n", tmp_path)
+    assert command.printed == ["begin", "end"]
+
+
 def test_a_failing_command_is_seen(examples, tmp_path):
     ((_, code),) = examples.follow("```console\n$ exit 3\n```\n", tmp_path)
     assert code == 3
