@@ -23,8 +23,8 @@ def leave_behind(
 ) -> Path:
     """Write `folder/NAME.npz` for every task, `waves.npz` and `texts.jsonl`, unless the folder is there.
 
-    Each array file has inputs (`x` [n, 1, 8, 8] or `series` [n, 64]), `label` [n] and `split` [n]: train or
-    test. A text has an id, the text and a label.
+    Each array file has inputs `x` [n, 1, 8, 8], `label` [n] and `split` [n]: train or test. A text has an id,
+    the text and a label.
     """
     from transship.checkpoints import atomic_folder
 
@@ -32,9 +32,8 @@ def leave_behind(
         return folder
     with atomic_folder(folder) as place:
         for name, parts in tasks.items():
-            _write(place / f"{name}.npz", "x", [part.images for part in parts], [p.labels for p in parts])
-        signals = [inputs.reshape(len(inputs), -1) for inputs, _ in waves]
-        _write(place / "waves.npz", "series", signals, [labels for _, labels in waves])
+            _write(place / f"{name}.npz", [part.images for part in parts], [part.labels for part in parts])
+        _write(place / "waves.npz", [inputs for inputs, _ in waves], [labels for _, labels in waves])
         rows = (json.dumps(row) + "\n" for row in descriptions())
         (place / "texts.jsonl").write_text("".join(rows), encoding="utf-8")
     return folder
@@ -55,10 +54,6 @@ def descriptions() -> list[dict[str, str]]:
     return list(rows.values())
 
 
-def _write(file: Path, name: str, inputs: list[Any], labels: list[Any]) -> None:
+def _write(file: Path, inputs: list[Any], labels: list[Any]) -> None:
     splits = np.repeat(SPLITS, [len(part) for part in labels])
-    np.savez_compressed(
-        file,
-        allow_pickle=False,
-        **{name: np.concatenate(inputs), "label": np.concatenate(labels), "split": splits},
-    )
+    np.savez_compressed(file, x=np.concatenate(inputs), label=np.concatenate(labels), split=splits)
