@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("name", nargs="*")
     parser.add_argument("--peers", action="store_true")
-    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("--json", type=Path, help="also put the rows into this file")
     arguments = parser.parse_args()
     collected, missed = {}, 0
     for name in arguments.name or names(arguments.peers):
@@ -59,7 +59,9 @@ def main() -> None:
         collected[name] = rows
         missed += sum(row["holds"] == "NO" for row in rows)
     if arguments.json:
-        arguments.json.write_text(json.dumps(collected, indent=2, default=str) + "\n")
+        kept = json.loads(arguments.json.read_text()) if arguments.json.is_file() else {}
+        whole = dict(sorted((kept | collected).items()))  # what did not run now stays as it was
+        arguments.json.write_text(json.dumps(whole, indent=2, default=str, ensure_ascii=False) + "\n")
     sys.exit(f"{missed} needed ratios were missed" if missed else 0)
 
 

@@ -124,3 +124,30 @@ def test_more_series_than_colours_differ_by_their_dashes():
     figure = figures.lines([1], {str(name): [1] for name in range(17)}, x_title="x", y_title="y")
     styles = {(trace["line"]["color"], trace["line"]["dash"]) for trace in figure.spec["data"]}
     assert len(styles) == 17
+
+
+def test_labels_of_a_log_axis_keep_apart():
+    figure = figures.lines([100, 200, 500, 540], {"s": [1, 2, 3, 4]}, x_title="x", y_title="y", log_x=True)
+    axis = figure.spec["layout"]["xaxis"]
+    assert axis["tickvals"] == [100, 200, 540]
+    assert axis["ticktext"] == ["100", "200", "540"]
+
+
+def test_a_picture_has_square_cells_and_few_ticks():
+    figure = figures.heat_map(
+        np.zeros((30, 60)),
+        rows=list(map(str, range(30))),
+        columns=list(map(str, range(60))),
+        row_title="r",
+        column_title="c",
+        value_title="v",
+        pixels=True,
+    )
+    layout = figure.spec["layout"]
+    assert layout["yaxis"]["scaleanchor"] == "x"
+    assert max(len(layout[axis]["tickvals"]) for axis in ("xaxis", "yaxis")) <= 8
+
+
+def test_a_highlighted_bar_alone_has_the_colour_of_its_series():
+    figure = figures.bars(["a", "b"], {"s": [1, 2]}, label_title="l", value_title="v", highlight="b")
+    assert figure.spec["data"][0]["marker"]["color"] == ["@muted", "@series-1"]

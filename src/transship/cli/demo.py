@@ -38,7 +38,7 @@ def command(folder: Path, fast: bool, as_json: bool) -> None:
     for verb in (demo.transport, demo.merge, demo.translate, demo.adapt):
         made.append(verb())
         click.echo(made[-1].line(), err=as_json)
-    written = page.write(page.story(bases, made, demo.test), folder)
+    written = page.write(page.story(bases, made, demo.train, demo.test), folder)
     click.echo(f"written: {written} ({time.monotonic() - begun:.0f} s)", err=True)
     if as_json:
         print_json({"bases": bases, **{step.verb: dict(step.figures) for step in made}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,6 +10,8 @@ from transship.report.blocks import Figure, Table
 from transship.report.values import number, plain, show
 
 _LONGEST_TICK = 26
+_TICKS, _PICTURE_TICKS = 40, 8
+_NEAREST = 0.08  # of a log axis' length: labels that are nearer run into each other on a phone
 _SERIES_COLOURS = 8
 
 Values = Sequence[Any]
@@ -27,11 +30,13 @@ def heat_map(
     diverging: bool = False,
     show_values: bool | None = None,
     square: bool = False,
+    pixels: bool = False,
 ) -> Figure:
     """Return a heat map of `values` [rows][columns]; the first row is on top.
 
     `limits` fix the colours' ends; `diverging` centres them at zero; `show_values` writes the number into
-    each cell (by default up to 15 × 15); `square` makes cells about square.
+    each cell (by default up to 15 × 15); `square` makes cells about square; `pixels` shows a picture: cells
+    exactly square, without gaps, and few ticks.
     """
     grid = [[number(value) for value in plain(row)] for row in plain(values)]
     if len(grid) != len(rows) or any(len(row) != len(columns) for row in grid):
@@ -49,17 +54,21 @@ def heat_map(
         "zmax": ends[1],
         "customdata": [[[row, column] for column in columns] for row in rows],
         "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<br><b>%{z:.4g}</b><extra></extra>",
-        "xgap": 1,
-        "ygap": 1,
+        "xgap": 0 if pixels else 1,
+        "ygap": 0 if pixels else 1,
     }
     if written:
         decimals = 2 if widest < 100 else 0
         trace["text"] = [["" if value is None else show(value, decimals) for value in row] for row in grid]
+    most = _PICTURE_TICKS if pixels else _TICKS
     layout = {
-        "xaxis": _ticks(columns, column_title),
-        "yaxis": _ticks(rows, row_title) | {"autorange": "reversed"},
+        "xaxis": _ticks(columns, column_title, most),
+        "yaxis": _ticks(rows, row_title, most) | {"autorange": "reversed"},
     }
-    cell = (46 if square else 34) if len(rows) <= 15 else 22
+    if pixels:
+        layout["xaxis"]["constrain"] = layout["yaxis"]["constrain"] = "domain"
+        layout["yaxis"]["scaleanchor"] = "x"
+    cell = (46 if square else 34) if len(rows) <= 15 else 8 if pixels else 22
     numbers = Table([row_title, *columns], [[row, *line] for row, line in zip(rows, grid, strict=True)])
     return Figure(
         {"data": [trace], "layout": layout},
@@ -113,7 +122,12 @@ def lines(
         )
     layout = {
         # on a log axis the measured places make better ticks than powers and their fractions
-        "xaxis": _axis(x_title, log=log_x) | ({"tickvals": xs} if log_x and len(xs) <= 10 else {}),
+        "xaxis": _axis(x_title, log=log_x)
+        | (
+            {"tickvals": _apart(xs), "ticktext": [f"{x:g}" for x in _apart(xs)]}
+            if log_x and len(xs) <= 10
+            else {}
+        ),
         "yaxis": _axis(y_title, log=log_y),
         "hovermode": "x unified",
         "showlegend": len(series) > 1,
@@ -135,10 +149,12 @@ def bars(
     caption: str = "",
     horizontal: bool | None = None,
     stacked: bool = False,
+    highlight: str | None = None,
 ) -> Figure:
     """Return bars of each series per label, with error bars where spreads are given.
 
-    They lie when labels are long or many (`horizontal` decides otherwise), so that no label is cut.
+    They lie when labels are long or many (`horizontal` decides otherwise), so that no label is cut. With
+    `highlight`, the bars of that label have the series' colour and all others are grey.
     """
     lying = horizontal if horizontal is not None else len(labels) > 6 or max(map(len, labels), default=0) > 12
     data = []
@@ -150,7 +166,7 @@ def bars(
             "orientation": "h" if lying else "v",
             "x": heights if lying else places,
             "y": places if lying else heights,
-            "marker": {"color": _colour(place)},
+            "marker": {"color": _highlighted(labels, highlight, _colour(place))},
             "customdata": list(labels),
             "hovertemplate": f"%{{customdata}}: <b>%{{{'x' if lying else 'y'}:.4g}}</b>",
         }
@@ -264,9 +280,19 @@ def _axis(title: str, *, log: bool = False) -> dict[str, Any]:
     return {"title": {"text": title}} | ({"type": "log"} if log else {})
 
 
-def _ticks(labels: Sequence[str], title: str) -> dict[str, Any]:
+def _apart(xs: Sequence[float]) -> list[float]:
+    """Return the places of a log axis whose labels have room: the last, and those far enough before it."""
+    kept: list[float] = []
+    span = math.log(max(xs) / min(xs)) if xs and min(xs) > 0 else 0.0
+    for x in sorted(xs, reverse=True):
+        if not kept or math.log(kept[-1] / x) >= _NEAREST * span:
+            kept.append(x)
+    return kept[::-1]
+
+
+def _ticks(labels: Sequence[str], title: str, most: int = _TICKS) -> dict[str, Any]:
     """Return an axis of names; long ones are shortened in the middle, since both ends of a path tell most."""
-    step = max(1, -(-len(labels) // 40))
+    step = max(1, -(-len(labels) // most))
     shown = range(0, len(labels), step)
     return _axis(title) | {
         "tickmode": "array",
@@ -286,6 +312,10 @@ def _shortened(label: str) -> str:
 
 def _colour(place: int) -> str:
     return f"@series-{place % _SERIES_COLOURS + 1}"
+
+
+def _highlighted(labels: Sequence[str], chosen: str | None, colour: str) -> str | list[str]:
+    return colour if chosen is None else [colour if label == chosen else "@muted" for label in labels]
 
 
 def _dash(place: int) -> str:

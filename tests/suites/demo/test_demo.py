@@ -1,9 +1,13 @@
 """The demo trains little, uses all four verbs, and reuses what it trained."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
+from transship.data import load
 from transship.suites.demo import models, page
+from transship.suites.demo.files import LIBRARIES, OF_EACH, descriptions
 from transship.suites.demo.steps import Demo, Size, signals
 
 TINY = Size(pretrain=30, tune=15, adapt=1)
@@ -26,6 +30,13 @@ def test_turning_four_times_gives_the_digits_back():
     assert not np.array_equal(digits.changed(models.turned).images, digits.images)
 
 
+def test_every_library_gives_as_many_descriptions_each_once():
+    rows = descriptions()
+    assert Counter(row["label"] for row in rows) == dict.fromkeys(LIBRARIES, OF_EACH)
+    assert len({row["text"] for row in rows}) == len({row["id"] for row in rows}) == len(rows)
+    assert all(row["text"].count(" ") > 3 for row in rows)
+
+
 @pytest.mark.slow
 def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
     demo = Demo(tmp_path, TINY)
@@ -35,8 +46,11 @@ def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
         assert {step.ours, step.baseline} <= step.figures.keys()
         assert all(0 <= value <= 1 for value in step.figures.values())
         assert step.ours in step.line()
-    written = page.write(page.story(demo.bases(), steps, demo.test), tmp_path)
-    assert "Three digits" in written.read_text()
+    written = page.write(page.story(demo.bases(), steps, demo.train, demo.test), tmp_path)
+    assert "the same digits turned by a quarter" in written.read_text()
+    left = load(str(tmp_path / "data" / "turned.npz"), "array")
+    assert len(left.split("train")) == len(demo.train)
+    assert np.array_equal(np.asarray(left.split("test").inputs), models.turned(demo.test.images))
 
     trained = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("model.safetensors")}
     assert len(trained) >= 7

@@ -76,6 +76,24 @@
     delete trace.text;
     return { type: "scatter", mode: "text", x, y, text, textfont: { color, size: 12 }, hoverinfo: "skip", showlegend: false };
   }
+  // a phone has no room for forty tick labels side by side, nor for a long axis title on one line
+  function fitted(axis, room) {
+    if (!axis) return axis;
+    const made = { ...axis };
+    const step = Math.ceil((axis.tickvals || []).length / Math.max(1, room / 16));
+    if (step > 1) for (const key of ["tickvals", "ticktext"]) if (made[key]) made[key] = made[key].filter((_, place) => place % step === 0);
+    const most = Math.max(14, Math.floor(room / 7));
+    const text = (axis.title && axis.title.text) || "";
+    if (text.length > most) {
+      const lines = [""];
+      for (const word of text.split(" ")) {
+        if ((lines.at(-1) + " " + word).trim().length > most && lines.at(-1)) lines.push(word);
+        else lines[lines.length - 1] = (lines.at(-1) + " " + word).trim();
+      }
+      made.title = { ...axis.title, text: lines.join("<br>") };
+    }
+    return made;
+  }
   function draw(plot) {
     const spec = JSON.parse(plot.parentElement.querySelector("script").textContent);
     const colours = palette();
@@ -90,9 +108,14 @@
     }
     data.push(...data.filter((trace) => trace.type === "heatmap" && trace.text).map(cellTexts));
     const style = getComputedStyle(plot);
+    if (layout.yaxis && layout.yaxis.scaleanchor) { // a picture keeps its shape: no empty bands above and below it
+      const [{ z }] = data;
+      plot.style.height = `${Math.min(plot.clientHeight, Math.round(((plot.clientWidth - (narrow ? 80 : 180)) * z.length) / z[0].length) + (narrow ? 160 : 110))}px`;
+    }
     const height = plot.clientHeight - parseFloat(style.paddingTop) - parseFloat(style.paddingBottom);
     const config = { responsive: true, displaylogo: false, displayModeBar: narrow ? false : undefined, scrollZoom: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"], toImageButtonOptions: { scale: 2, filename: "transship" } };
+    if (narrow) layout.xaxis = fitted(layout.xaxis, (plot.clientWidth - 60) * (data.some(({ orientation }) => orientation === "h") ? 0.6 : 1));
     const whole = { ...layout, height, autosize: true, template: template(colours, narrow), dragmode: narrow ? false : "zoom" };
     return window.Plotly.react(plot, data, whole, config);
   }

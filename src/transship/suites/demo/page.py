@@ -11,7 +11,7 @@ from transship.suites.demo.models import Digits, turned
 from transship.suites.demo.steps import Step, signals
 
 
-def story(bases: Mapping[str, float], steps: Sequence[Step], digits: Digits) -> report.Page:
+def story(bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digits: Digits) -> report.Page:
     """Return the page: what was trained, then a section per verb with its figures."""
     figures = [
         report.KeyFigure(
@@ -26,7 +26,9 @@ def story(bases: Mapping[str, float], steps: Sequence[Step], digits: Digits) -> 
             [
                 report.Text(
                     "Two vision transformers of four blocks, one narrow and one wide, were trained on "
-                    f"scikit-learn's 1,437 training digits. They read the 360 test digits: {trained}."
+                    f"{len(train):,} of scikit-learn's digits. Of the {len(digits)} others they read "
+                    f"rightly: {trained}. Below is what the models see: digits, the same digits turned by a "
+                    "quarter, and waves folded to pictures."
                 ),
                 _pictures(digits),
             ],
@@ -48,29 +50,33 @@ def _blocks(step: Step) -> list[Any]:
     drawn = report.figures.bars(
         rows,
         {step.unit: shares},
-        label_title="",
+        label_title="model",
         value_title=f"{step.unit} [%]",
-        caption=f"{step.verb.capitalize()}: {step.unit}.",
+        caption=f"{step.verb.capitalize()}: {step.unit}; what the verb made is in colour.",
+        highlight=step.ours,
     )
     return [report.Text(step.story), drawn, *step.extra]
 
 
-def _pictures(digits: Digits) -> Any:
-    """Return what the models see: digits, turned digits and folded waves, side by side."""
+def _pictures(digits: Digits, count: int = 6) -> Any:
+    """Return what the models see: a row of digits, one of turned digits and one of folded waves."""
     import numpy as np
 
-    waves, _ = signals(3, seed=2)
+    waves, _ = signals(count, seed=2)
     scaled = (waves - waves.min()) / (waves.max() - waves.min())
-    shown = np.concatenate([digits.images[:3], turned(digits.images[:3]), scaled])[:, 0]
-    strip = np.concatenate([np.pad(picture, 1) for picture in shown], axis=1)
+    shown = [digits.images[:count], turned(digits.images[:count]), scaled]
+    rows = [np.concatenate([np.pad(one[0], 1) for one in row], axis=1) for row in shown]
+    picture = np.concatenate(rows)
     return report.figures.heat_map(
-        strip[::-1].tolist(),
-        rows=[str(place) for place in range(strip.shape[0], 0, -1)],
-        columns=[str(place + 1) for place in range(strip.shape[1])],
+        picture.tolist(),
+        rows=[str(place) for place in range(picture.shape[0])],
+        columns=[str(place) for place in range(picture.shape[1])],
         row_title="pixel row",
         column_title="pixel column",
         value_title="brightness",
-        caption="Three digits, the same turned by a quarter, and three waves folded to pictures.",
+        caption="Digits, the same digits turned by a quarter, and waves of 64 samples folded to 8 × 8.",
+        limits=(0.0, 1.0),
+        pixels=True,
     )
 
 

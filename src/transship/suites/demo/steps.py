@@ -12,6 +12,7 @@ import numpy as np
 
 from transship.errors import TransshipWarning
 from transship.suites.demo import models
+from transship.suites.demo.files import leave_behind
 from transship.suites.demo.models import Digits, Images
 
 
@@ -22,10 +23,11 @@ class Size:
     pretrain: int
     tune: int
     adapt: int
+    folder: str = "models"
 
 
 NARROW, WIDE = 48, 64
-FULL, FAST = Size(400, 200, 12), Size(240, 120, 4)
+FULL, FAST = Size(400, 200, 12), Size(240, 120, 4, "models-fast")
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,12 @@ class Demo:
 
     def __init__(self, folder: Path, size: Size) -> None:
         """Train what is missing."""
-        self.folder, self.size = folder / f"models-{size.pretrain}", size
+        self.folder, self.size = folder / size.folder, size
         self.train, self.test = models.load_digits("train"), models.load_digits("test")
         self.narrow = self._base("narrow", NARROW)
         self.wide = self._base("wide", WIDE)
+        self.waves = waves = signals(240, seed=0), signals(400, seed=1)
+        self.data = leave_behind(folder / "data", {"digits": (self.train, self.test), **self._tasks()}, waves)
 
     def bases(self) -> dict[str, float]:
         """Return the test accuracy of the two base models."""
@@ -83,8 +87,13 @@ class Demo:
         source, target = models.load(self.narrow), models.load(self.wide)
         data = wrap(task.images[:640], kind="array", name="turned digits")
         moved = transport(source, models.load(tuned), target, data=data, batches=10)
+        # what a new head alone would do: without this row the figure of a carried head says little
+        head = transport(
+            source, models.load(tuned), target, data=data, batches=10, method="carry", strength=0
+        )
         figures = {
             "untouched wide model": models.accuracy(target, test),
+            "untouched, head carried": models.accuracy(head.model(), test),
             "transported": models.accuracy(moved.model(), test),
             "original fine-tune": models.accuracy(models.load(tuned), test),
         }
@@ -92,7 +101,8 @@ class Demo:
         return Step(
             "transport",
             "The narrow model was fine-tuned on digits turned by a quarter. What it learned moved to the "
-            f"wide model through 320 unlabelled pictures, without training; chosen without labels: {chosen}.",
+            f"wide model through {len(data)} unlabelled pictures, without training; chosen without labels: "
+            f"{chosen}. The second row has a carried head and no moved weights.",
             "turned digits read rightly",
             figures,
             "transported",
@@ -166,7 +176,7 @@ class Demo:
         from transship.verbs.adapt import Recraft
         from transship.verbs.adapt.raw import raw_baselines
 
-        (train, names), (test, truth) = signals(240, seed=0), signals(400, seed=1)
+        (train, names), (test, truth) = self.waves
         proxy = wrap(self.train.images, self.train.labels, kind="array", name="digits")
 
         def accuracy(method: str) -> float:

@@ -276,11 +276,16 @@ def _probe(x: Tensor, y: Tensor, x_held: Tensor, y_held: Tensor) -> tuple[Tensor
 
     Its strength is chosen on held-out items.
     """
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
     best: tuple[float, Any] | None = None
     for strength in (0.1, 1.0, 10.0):
-        model = LogisticRegression(C=strength, max_iter=200).fit(x.double().numpy(), y.numpy())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # held-out items judge it as it is
+            model = LogisticRegression(C=strength, max_iter=200).fit(x.double().numpy(), y.numpy())
         logits = torch.from_numpy(model.decision_function(x_held.double().numpy()))
         if logits.dim() == 1:
             logits = torch.stack([torch.zeros_like(logits), logits], 1)

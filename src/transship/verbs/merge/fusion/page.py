@@ -112,7 +112,7 @@ def _accuracy(fusion: "Fusion", found: dict[str, Any]) -> list[Block]:
             row_title="after",
             column_title="task",
             value_title="accuracy, %",
-            caption=f"Accuracy with {kind} heads on each task's test rows after every step. {_LEFT_OUT}",
+            caption=f"Accuracy in %, {kind} heads, each task's test rows, after every step. {_LEFT_OUT}",
             limits=(0.0, 100.0),
         )
     ]
