@@ -160,18 +160,47 @@ def _block(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield f"{place}.{(_NORMS | _LINEARS).get(module, module)}.{part}", tensor
 
 
+class ImageTower(nn.Module):
+    """CLIP's image tower with its projection, under the names that CLIP gives them."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.vision_model, self.visual_projection = model.vision_model, model.visual_projection
+
+    def get_image_features(self, pixel_values: Tensor) -> Tensor:
+        """Return the embeddings [images, embedding] of pixels [images, 3, height, width]."""
+        made: Tensor = self.visual_projection(self.vision_model(pixel_values=pixel_values).pooler_output)
+        return made
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Return the embeddings at unit length."""
+        return nn.functional.normalize(self.get_image_features(pixel_values), dim=1)
+
+
+class Towers(ImageTower):
+    """The image tower beside the text tower, which never runs.
+
+    With one stack only, TransFusion takes the zero-shot head for one that reads the residual stream and not
+    the projection; and it has no place for CLIP's logit scale, a single number.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.text_model = model.text_model
+
+
 def zero_shot_task(clip: LoadedModel, task: str) -> LoadedModel:
-    """Return a copy of CLIP as the classifier of an image set; its head is of prompts and stays."""
+    """Return the image tower as the classifier of an image set; its head is of prompts and stays."""
     head = zero_shot_head(clip, class_names(task), IMAGE_SETS[task].templates)
-    return like(clip, ZeroShotClassifier(copy.deepcopy(clip.model), head))
+    return like(clip, ZeroShotClassifier(copy.deepcopy(Towers(clip.model)), head))
 
 
 def like(clip: LoadedModel, module: nn.Module) -> LoadedModel:
-    """Return a classifier that reads images as `clip` does."""
+    """Return a classifier that reads images as `clip` does; its config is the image tower's."""
     return LoadedModel(
         clip.name,
         module.to(clip.device).eval(),
-        clip.config,
+        getattr(clip.config, "vision_config", clip.config),
         None,
         clip.image_processor,
         clip.folder,

@@ -37,19 +37,6 @@ KINDS = (OWN, PAPER, CARRIED)
 SCALE = 100.0  # of the logits, as CLIP's own
 
 
-class Body(nn.Module):
-    """Pixels [images, 3, height, width] → unit features [images, embedding]."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.vision_model, self.visual_projection = model.vision_model, model.visual_projection
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the features."""
-        pooled = self.vision_model(pixel_values=pixels).pooler_output
-        return nn.functional.normalize(self.visual_projection(pooled), dim=1)
-
-
 class Pixels:
     """Images as a body takes them, decoded when a slice is asked for."""
 
@@ -88,7 +75,7 @@ class Bench:
         if case.seed:
             names = [names[place] for place in np.random.default_rng(case.seed).permutation(len(names))]
         self.reader = clip.load_clip(self.family["base"], device=context.device)
-        self.base = Body(self.reader.model)
+        self.base = clip.ImageTower(self.reader.model)
         self.live = copy.deepcopy(self.base)  # runs with whichever weights are asked for
         self.arrivals = [self._arrival(name) for name in names]
 
@@ -109,7 +96,7 @@ class Bench:
             "clip-logits",
             {"tuned": tuned, "weights": fingerprint(body.state_dict()), "rows": [task, len(known), draw]},
             lambda: {"logits": head(self._features(body.state_dict(), inputs)).numpy()},
-            code=(Body, Pixels, zero_shot_head),
+            code=(clip.ImageTower, Pixels, zero_shot_head),
         )
         logits = torch.from_numpy(made["logits"])
         labels = torch.as_tensor(np.asarray(known.labels)).long()
