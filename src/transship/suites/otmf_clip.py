@@ -178,7 +178,7 @@ _TABLE_5 = {
     0.9: (72.8, 59.9, 72.8, 80.5, 59.5, 70.8, 82.6, 63.9, 71.0),
     1.0: (76.2, 59.9, 69.1, 74.6, 41.4, 63.6, 86.6, 55.2, 65.8),
 }
-_SETTING = "none in models and data; choices that the paper leaves open are named at the top"
+_SETTING = "none in models and data; what the paper leaves open is named at the end of the page"
 _ODD_2 = (
     _SETTING + ". Cells that cannot be right: DTD at 97.3 under TSV-M, while the fine-tune itself has 79.4; "
     "continual task arithmetic has 50.2 here and 67.5 in Table 1"
@@ -298,15 +298,8 @@ suite = Suite(
     summary=(
         "FusionBench's published fine-tunes of CLIP are merged one after another on 8, 14 and 20 image sets; "
         "the order is drawn by the seed (seed 0: as FusionBench lists them). Heads are CLIP's zero-shot "
-        "heads; OTMF tunes them on a quarter of the labels, as its paper says.\n\n"
-        "What the paper leaves open or cannot mean: an epoch is one batch (30 s for 200 of them on a V100 "
-        "leave no other reading), masks start from ones at every step, M_pre reads inputs of the task before "
-        "and M_post of the one that arrives, which is one task of replay; ε is 0.05 of the mean cost. The "
-        "head of a task is tuned at the step after its own (100 steps of 0.01; Appendix A.6 says 1,000 of "
-        "0.001), so that a positive BWT measures the tuning and not a lack of forgetting: rows with own "
-        "heads, which never change, stand beside. AdaMerging baselines of the paper read test inputs, ours "
-        "training ones. Rows of the paper that are not here: continual fine-tuning, multi-task training, "
-        "AM++ and Concrete AM."
+        "heads; OTMF tunes them on a quarter of the labels, as its paper says. Rows of the paper that are "
+        "not here: continual fine-tuning, multi-task training, AM++ and Concrete AM."
     ),
     paper=Paper(
         "Merging without Forgetting: Continual Fusion of Task-Specific Models via Optimal Transport",

@@ -93,10 +93,8 @@ suite = Suite(
         "another, in an order that the seed draws, or together. All weights are merged, the vocabulary head "
         "too; features are the mean of the encoder's last states. Answers are generated greedily and count "
         "when they are exact; STS-B is Spearman's ρ. Test rows are GLUE's validation split, whose labels are "
-        "public.\n\n"
-        "What the paper leaves open or cannot mean: it gives 80.0 for OTMF in Table 4 and 79.5 in its "
-        "ablation. Its rows of AdaMerging and Concrete need a head per task, which these models have not, "
-        "and it does not say what entropy they minimise: they are not here."
+        "public. The paper's rows of AdaMerging and Concrete need a head per task, which these models have "
+        "not: they are not here."
     ),
     paper=Paper(
         "Merging without Forgetting: Continual Fusion of Task-Specific Models via Optimal Transport",
@@ -163,7 +161,7 @@ suite = Suite(
                 if value is not None
             },
             paper_source="Table 4; without masks: Appendix A.2",
-            setting="none in models and data; choices that the paper leaves open are named at the top",
+            setting="none in models and data; what the paper leaves open is named at the end of the page",
         ),
     ),
 )

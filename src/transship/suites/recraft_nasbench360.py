@@ -177,17 +177,11 @@ suite = Suite(
     summary=(
         "RoBERTa-base (CoNLL-2003 as proxy) learns series and Swin-base (CIFAR-10) grids of NAS-Bench-360 by "
         "a new embedder, with the numbers of Table 8. Methods of a seed share rows and first weights; a "
-        "tenth of the training rows is held for validation, and the last weights are kept.\n\n"
-        "What the paper leaves open or cannot mean: its released code takes the test set for validation and "
-        "keeps the best weights on it. Its Spherical loader adds a quarter of the test rows to the training "
-        "rows, so that its figures there cannot be targets; ours are apart. Its released label matching "
-        "minimises H(Z|Z') and not the H(Z'|Z) of its text, its frozen source head is trained along, and its "
-        "alignment is a debiased Sinkhorn divergence of squared distances without ω; ours follow the text. "
-        "Table 11's row of losses is shifted. Its metrics are means over chunks of 1,000 rows; ours are of "
-        "the whole set, FSD50K's per chunk of a clip. A sentence of the proxy counts under the first name in "
-        "it; the paper's labels are of words. MoNA has no code: that row is our reading. Cosmic and PSICOV "
-        "are not here: their masks and distances need losses and metrics that `adapt` has not, and PSICOV's "
-        "inputs (57×512² each) do not fit in memory as arrays."
+        "tenth of the training rows is held for validation, and the last weights are kept. Metrics are of "
+        "the whole test set, FSD50K's per chunk of a clip. A sentence of the proxy counts under the first "
+        "name in it; the paper's labels are of words. Cosmic and PSICOV are not here: their masks and "
+        "distances need losses and metrics that `adapt` has not, and PSICOV's inputs (57×512² each) do not "
+        "fit in memory as arrays."
     ),
     paper=PAPER,
     claims=(

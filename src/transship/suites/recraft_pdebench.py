@@ -153,16 +153,9 @@ suite = Suite(
         "RoBERTa-base (CoNLL-2003 as proxy) and Swin-base (CIFAR-10) learn eight equations of PDEBench by a "
         "new embedder: the first frame in, a late one out, nine tenths of the rows for training, with the "
         "numbers of Table 9. Methods of a seed share rows and first weights; a tenth of the training rows is "
-        "held for validation, and the last weights are kept.\n\n"
-        "What the paper leaves open or cannot mean: its released code takes the test set for validation and "
-        "keeps the best weights on it. It lists 1,024 points and 128², and η = ζ = 1, where its loaders read "
-        "256 points (advection), 64² (Darcy) and the file of η = ζ = 0.1: here as the loaders. Table 9 gives "
-        "diffusion-sorption, a series, to Swin: here RoBERTa. Burgers with ν = 1 is constant at t = 2, the "
-        "mean of its input; diffusion-sorption and shallow water have one random number each; diffusion-"
-        "reaction in 2D asks for v(T) from u(0) while v(0) is hidden noise, which may be why every method "
-        "sits at 0.82. Table 3 sets these single jumps beside PDEBench's operators, which predict step by "
-        "step: our Fourier operator jumps too. A sentence of the proxy counts under the first name in it; "
-        "the paper's labels are of words. MoNA has no code: that row is our reading."
+        "held for validation, and the last weights are kept. Grids and files are those that the paper's "
+        "loaders read; diffusion-sorption, a series, goes to RoBERTa. A sentence of the proxy counts under "
+        "the first name in it; the paper's labels are of words."
     ),
     paper=PAPER,
     claims=(

@@ -20,8 +20,8 @@ _ENTITIES = ("none", "person", "organisation", "location", "miscellaneous")
 # ORCA's: clip 1, warm-up of 5 epochs, embedder and head ten times as fast, 5,000 proxy items
 SETTINGS = {"proxy_items": 5000, "embedder_factor": 10.0, "clip": 1.0}
 SETTING = (
-    "in data none; choices that the paper leaves open are named at the top. All rows train with AdamW: the "
-    "paper's Tables 8 and 9 ask for SGD or plain Adam on some tasks, which the estimator has not"
+    "in data none; what the paper leaves open is named at the end of the page. All rows train with AdamW: "
+    "the paper's Tables 8 and 9 ask for SGD or plain Adam on some tasks, which the estimator has not"
 )
 
 

@@ -161,7 +161,8 @@ def encoder_mean(module: nn.Module, batch: Any) -> Tensor:
         input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
     ).last_hidden_state
     weights = inputs["attention_mask"].to(states.dtype)
-    return torch.einsum("itw,it->iw", states, weights) / weights.sum(1, keepdim=True)
+    mean: Tensor = torch.einsum("itw,it->iw", states, weights) / weights.sum(1, keepdim=True)
+    return mean
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

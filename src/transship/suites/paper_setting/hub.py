@@ -15,7 +15,7 @@ CONVERTED = "refs/convert/parquet"
 
 def gpu(memory: int) -> Need:
     """Return the need of a graphics card."""
-    source = f"{memory} GB of memory on the card; --device cpu runs without one, for weeks"
+    source = f"{memory} GB on the card should do; --device cpu runs without one, for weeks"
     return Need("gpu", "cuda", source)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transship import report
-from transship.suites.runner.declaration import Suite
+from transship.suites.runner.declaration import Paper, Suite
+from transship.suites.runner.papers import paper_notes
 from transship.suites.runner.results import CurveResult, SuiteResult, TableResult
 from transship.suites.runner.verdict import Judgement, Spread, Verdict
 
@@ -19,7 +20,7 @@ def suite_page(suite: Suite, result: SuiteResult) -> report.Page:
     return report.Page(
         title=result.title,
         summary=f"{result.summary}\n\n{source} {count_verdicts(result.claims)}",
-        sections=suite_sections(suite, result),
+        sections=[*suite_sections(suite, result), *note_sections([suite.paper])],
         provenance=_provenance([result]),
     )
 
@@ -36,6 +37,7 @@ def joint_page(suites: Sequence[Suite], results: Sequence[SuiteResult]) -> repor
             report.Section(f"{result.suite}: {section.title}", section.blocks)
             for section in suite_sections(suite, result)
         ]
+    sections += note_sections(suite.paper for suite in suites)
     summary = f"{len(results)} suites. {count_verdicts(claims)}"
     return report.Page("The papers' tables", summary, sections, _provenance(results))
 
@@ -46,7 +48,12 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
     sections += [report.Section(table.title, [table_block(table)]) for table in result.tables]
     sections += [report.Section(curve.title, [_curve_block(curve)]) for curve in result.curves]
     figures = list(suite.figures(result)) if suite.figures is not None else []
-    return [*sections, *([report.Section("Figures", figures)] if figures else [])]
+    sections += [report.Section("Figures", figures)] if figures else []
+    notes = paper_notes(suite.paper)
+    return [
+        *sections,
+        *([report.Section("What the paper leaves open", [report.Text(notes)])] if notes else []),
+    ]
 
 
 def table_block(table: TableResult) -> report.Table:
