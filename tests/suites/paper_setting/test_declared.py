@@ -31,6 +31,12 @@ def test_the_four_papers_have_their_settings():
     assert sorted(wanted) == PAPERS
 
 
+def test_a_paper_of_two_suites_is_commented_on_once():
+    names = ("otmf-clip", "otmf-flan-t5", "irp-table2", "shared-geometry")
+    titles = [one.title for one in note_sections(load_suite(name).paper for name in names)]
+    assert [title.split("“")[1][:7] for title in titles] == ["Merging", "Latent "]
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_cases_are_listed_once_and_every_need_says_where_it_comes_from(name: str):
     suite = load_suite(name)

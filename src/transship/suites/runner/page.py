@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transship import report
-from transship.suites.runner.declaration import Paper, Suite
+from transship.suites.runner.declaration import Suite
 from transship.suites.runner.papers import paper_notes
 from transship.suites.runner.results import CurveResult, SuiteResult, TableResult
 from transship.suites.runner.verdict import Judgement, Spread, Verdict
