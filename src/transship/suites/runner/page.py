@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transship import report
-from transship.suites.runner.declaration import Suite
+from transship.suites.runner.declaration import Paper, Suite
 from transship.suites.runner.papers import paper_notes
 from transship.suites.runner.results import CurveResult, SuiteResult, TableResult
 from transship.suites.runner.verdict import Judgement, Spread, Verdict
@@ -49,10 +49,16 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
     sections += [report.Section(curve.title, [_curve_block(curve)]) for curve in result.curves]
     figures = list(suite.figures(result)) if suite.figures is not None else []
     sections += [report.Section("Figures", figures)] if figures else []
-    notes = paper_notes(suite.paper)
+    return sections
+
+
+def note_sections(papers: Iterable[Paper]) -> list[report.Section]:
+    """Return where the papers contradict themselves or cannot be right, each once."""
+    found = {paper.title: paper_notes(paper) for paper in papers}
     return [
-        *sections,
-        *([report.Section("What the paper leaves open", [report.Text(notes)])] if notes else []),
+        report.Section(f"What to know about “{title}”", [report.Text(notes)])
+        for title, notes in found.items()
+        if notes
     ]
 
 
