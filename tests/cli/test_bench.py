@@ -94,6 +94,36 @@ def test_all_runs_every_suite_and_writes_one_page(folder: Path, tmp_path: Path):
     assert (tmp_path / "out" / "counting-more" / "quick" / "results.json").is_file()
 
 
+PAPER_ONLY = SUITE.replace('"quick": Scale(seeds=2, minutes=1),', "").replace('"full"', '"paper"')
+
+
+def test_all_leaves_out_what_has_no_such_scale_and_says_so(folder: Path, tmp_path: Path):
+    (folder / "large_one.py").write_text(PAPER_ONLY)
+    result = bench(folder, "all", "--quick", "--out", "out")
+    assert result.exit_code == 0
+    assert "large-one: left out, it has no scale 'quick', only paper" in result.stderr
+    assert (tmp_path / "out" / "all" / "quick" / "report.html").is_file()
+    named = bench(folder, "large-one", "--quick")
+    assert "large-one: there is no scale 'quick'" in str(named.exception)
+    listed = bench(folder).stdout
+    assert "time    paper 5 min with a GPU, a guess" in listed
+    assert "needs   data absent-data (run get-data): missing, for --scale paper" in listed
+
+
+def test_options_of_a_scale_can_be_set_and_are_stated(folder: Path, tmp_path: Path):
+    text = SUITE.replace("minutes=1)", 'minutes=1, options={"step": 1, "names": []})')
+    text = text.replace("case.seed}", 'context.options["step"] * case.seed}')
+    (folder / "stepping.py").write_text(text)
+    arguments = ["stepping", "--quick", "--set", "step", "20", "--set", "names", '["a"]', "--jobs", "2"]
+    result = bench(folder, *arguments, "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0
+    found = SuiteResult.read(tmp_path / "out" / "stepping" / "quick" / "results.json")
+    assert found.options == {"step": 20, "names": ["a"]}
+    assert [one.metrics["count"] for one in found.measurements] == [0.0, 20.0]
+    wrong = bench(folder, "stepping", "--quick", "--set", "stpe", "2")
+    assert "there is no option 'stpe'; did you mean 'step'?" in str(wrong.exception)
+
+
 def test_the_same_command_again_keeps_what_is_finished(folder: Path):
     bench(folder, "counting", "--quick")
     again = bench(folder, "counting", "--quick")

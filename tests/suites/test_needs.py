@@ -7,7 +7,8 @@ import pytest
 from transship.errors import MissingError
 from transship.suites import SuiteRun, load_suite
 from transship.suites.runner import Need
-from transship.suites.runner.needs import ensure, locate, signature
+from transship.suites.runner import needs as needs_module
+from transship.suites.runner.needs import device_for, ensure, locate, signature
 
 
 @pytest.fixture
@@ -46,6 +47,59 @@ def test_one_error_names_all_that_is_missing_and_how_to_get_it(folders: Path):
         "the folder that has the data, and set TRANSSHIP_MODELS to the folder that has the models, and get "
         "what is named in brackets"
     )
+
+
+def many(*kinds: str) -> list[Need]:
+    return [Need(kind, f"owner/absent-{kind}-{row}", f"get {row}") for row, kind in enumerate(kinds)]  # type: ignore[arg-type]
+
+
+def test_many_missing_things_have_a_line_each_devices_and_libraries_first(folders: Path):
+    needs = [*many("data", "model", "model", "data"), Need("gpu", "cuda", "a card")]
+    with pytest.raises(MissingError) as caught:
+        ensure([*needs, *needs], suite="the-suite")
+    head, *lines = str(caught.value).splitlines()
+    assert head == "the-suite: 5 things it needs are not here:"
+    assert lines[0] == "  gpu     cuda (a card)"
+    assert [line.split()[0] for line in lines[:-1]] == ["gpu", "model", "model", "data", "data"]
+    assert lines[-1].startswith(
+        "set TRANSSHIP_DATA to the folder that has the data, and set TRANSSHIP_MODELS"
+    )
+
+
+def test_a_device_that_was_asked_for_stands_for_a_gpu(folders: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(needs_module, "_CARDS", ())
+    card = Need("gpu", "cuda", "a card")
+    with pytest.raises(MissingError, match=r"one thing it needs is not here: gpu 'cuda' \(a card\)"):
+        ensure([card], suite="the-suite")
+    ensure([card], suite="the-suite", device="cpu")
+    assert [device_for([card], None), device_for([card], "cpu"), device_for([], None)] == [
+        "cuda",
+        "cpu",
+        "cpu",
+    ]
+
+
+def test_nothing_is_fetched_while_something_is_missing_that_no_hub_has(folders, monkeypatch):
+    asked: list[str] = []
+
+    def fetch(name: str, *, repository: str) -> None:
+        asked.append(name)
+        raise MissingError("it is not here and the hub did not answer", where=name, fix="go online")
+
+    monkeypatch.setattr("transship.data.locate.fetch", fetch)
+    hub = many("model", "data", "model")
+    with pytest.raises(MissingError, match="4 things"):
+        ensure([*hub, Need("library", "absent_library", "pip install it")], suite="the-suite")
+    assert asked == []
+    with pytest.raises(MissingError, match="3 things"):  # a hub that does not answer is asked once
+        ensure(hub, suite="the-suite")
+    assert asked == ["owner/absent-model-0"]
+
+
+def test_a_folder_of_a_hub_id_needs_no_revision(folders: Path):
+    place = folders / "data" / "owner" / "set"
+    place.mkdir(parents=True)
+    assert locate(Need("data", "owner/set@refs/convert/parquet", "")) == (place,)
 
 
 def test_nothing_is_run_while_something_is_missing(toy, log):

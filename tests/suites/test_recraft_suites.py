@@ -22,9 +22,9 @@ def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: 
                 assert parts - {"raw", "fno"} <= set(TITLES)
 
 
-def test_the_paper_scale_has_every_row_of_the_paper():
+def test_the_large_scale_has_every_row():
     suite = load_suite("recraft-series")
-    parts = {case["part"] for case in suite.cases(suite.scales["paper"].options)}
+    parts = {case["part"] for case in suite.cases(suite.scales["large"].options)}
     assert {*CORE, *OTHERS, "raw", "fno"} == parts
     assert suite.scales["full"].seeds == 5
 

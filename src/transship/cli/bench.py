@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from transship.cli.options import print_json
 
 if TYPE_CHECKING:
+    from transship.suites.runner import Suite
     from transship.suites.runner.bench import SuiteCard
     from transship.suites.runner.results import SuiteResult
     from transship.suites.runner.run import SuiteRun
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--quick", is_flag=True, help="Minutes instead of the full size; short for --scale quick.")
 @click.option(
     "--scale",
-    type=click.Choice(["quick", "full", "paper"]),
-    help="The size; 'paper' is the paper's own setting.",
+    type=click.Choice(["quick", "full", "large", "paper"]),
+    help="The size [default: full]; 'paper' is the paper's own setting: its models, its data, a GPU.",
 )
 @click.option(
     "--out",
@@ -34,7 +36,17 @@ if TYPE_CHECKING:
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes side by side."
 )
-@click.option("--device", default="cpu", show_default=True, help="Where models run.")
+@click.option(
+    "--device", help="Where models run [default: cuda for suites that need a GPU, cpu for all others]."
+)
+@click.option(
+    "--set",
+    "changes",
+    nargs=2,
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Change an option of the scale, as JSON; pages and results state it.",
+)
 @click.option(
     "--fresh", is_flag=True, help="Forget finished cases and trained models, and compute all again."
 )
@@ -55,7 +67,8 @@ def command(
     out: Path,
     seed: int,
     jobs: int,
-    device: str,
+    device: str | None,
+    changes: tuple[tuple[str, str], ...],
     fresh: bool,
     so_far: bool,
     skip_missing: bool,
@@ -82,10 +95,14 @@ def command(
         _list([bench.card(suite) for suite in suites], as_json)
         return
     size = "quick" if quick else scale or "full"
+    if "all" in names:
+        suites = _keep(*bench.at_scale(suites, size))
+    if changes:
+        suites = [
+            suite.with_options(size, _parsed(changes)) if size in suite.scales else suite for suite in suites
+        ]
     if skip_missing:
-        suites, reasons = bench.able(suites, size)
-        for name, reason in reasons.items():
-            click.echo(f"{name}: left out, {reason}", err=True)
+        suites = _keep(*bench.able(suites, size, device=device))
     runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
     folders = [bench.check_output(run, out, force=force) for run in runs]
     results = []
@@ -99,6 +116,24 @@ def command(
         click.echo(f"all suites on one page: {written[0]}", err=True)
     if as_json:
         print_json([result.to_json() for result in results])
+
+
+def _keep(suites: list[Suite], left_out: dict[str, str]) -> list[Suite]:
+    """Say which suites are left out, and why; return the others."""
+    for name, reason in left_out.items():
+        click.echo(f"{name}: left out, {reason}", err=True)
+    return suites
+
+
+def _parsed(changes: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """Return the options that `--set` names; what is no JSON is a word."""
+    found: dict[str, Any] = {}
+    for name, text in changes:
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
@@ -144,15 +179,33 @@ def _list(cards: list[SuiteCard], as_json: bool) -> None:
         for text, rule in card.claims:
             click.echo(f"  claim   {text}")
             click.echo(f"          {rule}")
-        click.echo(
-            "  time    " + ", ".join(f"{scale} {minutes:g} min" for scale, minutes in card.minutes.items())
-        )
+        times = ", ".join(f"{scale} {_time(minutes)}" for scale, minutes in card.minutes.items())
+        click.echo(f"  time    {times}{' with a GPU, a guess' if list(card.minutes) == ['paper'] else ''}")
+        first = next(iter(card.needs))
         for scale, needs in card.needs.items():
-            for kind, name, source, here in needs:
-                if scale == "quick" or (kind, name, source, here) not in card.needs["quick"]:
-                    state = "here" if here else "missing"
-                    click.echo(f"  needs   {kind} {name} ({source}): {state}{_only(scale)}")
+            new = [need for need in needs if scale == first or need not in card.needs[first]]
+            for line in _need_lines(new):
+                click.echo(f"  needs   {line}{_only(scale)}")
         click.echo("")
+
+
+def _time(minutes: float) -> str:
+    return f"{minutes:g} min" if minutes < 600 else f"{minutes / 60:.0f} h"
+
+
+def _need_lines(needs: list[tuple[str, str, str, bool]]) -> list[str]:
+    """Return a line per need; where there are many of one kind, a line for all of them."""
+    lines = []
+    for kind in dict.fromkeys(need[0] for need in needs):
+        own = [need for need in needs if need[0] == kind]
+        if len(own) <= 6:
+            lines += [
+                f"{kind} {name} ({source}): {'here' if here else 'missing'}" for _, name, source, here in own
+            ]
+        else:
+            here = sum(need[3] for need in own)
+            lines.append(f"{kind} × {len(own)}, {here} here: {', '.join(need[1] for need in own)}")
+    return lines
 
 
 def _only(scale: str) -> str:

@@ -192,7 +192,7 @@ suite = Suite(
                 },
             },
         ),
-        "paper": Scale(
+        "large": Scale(
             seeds=5,
             minutes=1500,
             options={

@@ -220,7 +220,7 @@ suite = Suite(
                 }
             },
         ),
-        "paper": Scale(
+        "large": Scale(
             seeds=5,
             minutes=6000,
             needs=(*needs("ECG5000", "FordA", "Crop"), Need("model", SECOND, "get-models")),

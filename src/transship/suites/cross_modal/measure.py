@@ -23,7 +23,14 @@ RAW = {
 
 
 def adapted(
-    task: Task, method: str, *, seed: int, backbone: Any, settings: Mapping[str, Any], longer: float = 1.0
+    task: Task,
+    method: str,
+    *,
+    seed: int,
+    backbone: Any,
+    settings: Mapping[str, Any],
+    longer: float = 1.0,
+    device: str = "cpu",
 ) -> dict[str, float]:
     """Fit one method and return its metrics on the test rows.
 
@@ -34,6 +41,7 @@ def adapted(
         backbone: its name, folder or the model itself.
         settings: further parameters of the estimator; `epochs` is the budget of stage 2.
         longer: how many times the epochs `nft*` has.
+        device: where it trains: cpu, or accelerate's choice.
     """
     from transship.errors import TransshipWarning
     from transship.verbs.adapt import Recraft
@@ -51,7 +59,7 @@ def adapted(
         select=False,  # the last weights: every method has the same budget and none chooses on it
         log_every=24,
         seed=seed,
-        device="cpu",
+        device=device,
         **asked,
     )
     with warnings.catch_warnings():
@@ -60,6 +68,9 @@ def adapted(
     if task.kind == "classification":  # one pass over the test rows gives both
         scores = model.predict_proba(task.test[0])
         figures = scored(task, np.asarray(model.classes_)[scores.argmax(1)], scores)
+    elif task.kind == "multilabel":
+        scores = model.predict_proba(task.test[0])
+        figures = scored(task, scores > 0.5, scores)
     else:
         figures = scored(task, model.predict(task.test[0]), None)
     for stage in ("stage1", "stage2"):
@@ -127,5 +138,8 @@ def scored(task: Task, predicted: Array, scores: Array | None) -> dict[str, floa
             "cross_entropy": found["cross-entropy"],
             "f1_error": found["1-f1"],
         }
+    if task.kind == "multilabel":
+        found = evaluate("multilabel", truth, np.asarray(predicted).astype(np.int64), scores)
+        return {"auroc_error": found["1-auroc"], "map_error": found["1-map"]}
     found = evaluate("dense", truth, np.asarray(predicted).reshape(truth.shape))
     return {"nrmse": found["nrmse"], "relative_l2": found["relative-l2"], "mse": found["mse"]}

@@ -53,7 +53,7 @@ class Task:
 
     Attributes:
         name: as tables show it.
-        kind: classification or dense.
+        kind: classification, multilabel or dense.
         train: inputs [rows, channels, …] and targets.
         validation: likewise, to choose by.
         test: likewise, looked at once.

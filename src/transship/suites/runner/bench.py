@@ -51,19 +51,34 @@ def choose(names: Sequence[str], folder: Path | None = None) -> list[Suite]:
     return [load_suite(name, folder) for name in wanted]
 
 
-def prepare(suites: Sequence[Suite], scale: str, **options: Any) -> list[SuiteRun]:
+def at_scale(suites: Sequence[Suite], scale: str) -> tuple[list[Suite], dict[str, str]]:
+    """Return the suites that have `scale`, and for each of the others which it has instead."""
+    having = [suite for suite in suites if scale in suite.scales]
+    others = {
+        suite.name: f"it has no scale '{scale}', only {', '.join(suite.scales)}"
+        for suite in suites
+        if scale not in suite.scales
+    }
+    return having, others
+
+
+def prepare(
+    suites: Sequence[Suite], scale: str, *, device: str | None = None, **options: Any
+) -> list[SuiteRun]:
     """Return the runs, ready to start, or raise one error that names all that any of them is missing.
 
-    `options` are those of `SuiteRun`.
+    `device` and `options` are those of `SuiteRun`.
     """
     if not suites:
         raise MissingError("no suite can run here", where="bench", fix="get what the lines above name")
     needs = [need for suite in suites if scale in suite.scales for need in suite.needs_at(scale)]
-    ensure(dict.fromkeys(needs), suite=", ".join(suite.name for suite in suites))
-    return [SuiteRun(suite, scale, **options) for suite in suites]
+    ensure(needs, suite=", ".join(suite.name for suite in suites), device=device)
+    return [SuiteRun(suite, scale, device=device, **options) for suite in suites]
 
 
-def able(suites: Sequence[Suite], scale: str) -> tuple[list[Suite], dict[str, str]]:
+def able(
+    suites: Sequence[Suite], scale: str, *, device: str | None = None
+) -> tuple[list[Suite], dict[str, str]]:
     """Return the suites that can run here, and why each of the others cannot."""
     here, reasons = [], {}
     for suite in suites:
@@ -71,7 +86,7 @@ def able(suites: Sequence[Suite], scale: str) -> tuple[list[Suite], dict[str, st
             if scale not in suite.scales:
                 reasons[suite.name] = f"it has no scale '{scale}'"
                 continue
-            ensure(suite.needs_at(scale), suite=suite.name)
+            ensure(suite.needs_at(scale), suite=suite.name, device=device)
         except TransshipError as error:
             reasons[suite.name] = error.what
             continue

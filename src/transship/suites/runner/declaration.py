@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from transship.registry import unknown
 from transship.suites.runner.quantities import Cell, Factors, Level, Measurement, Metrics, Quantity
 from transship.suites.runner.verdict import Claim
 
@@ -51,16 +53,16 @@ class Paper:
 
 @dataclass(frozen=True)
 class Need:
-    """A data set, a model or a library that a suite cannot do without.
+    """A data set, a model, a library or a device that a suite cannot do without.
 
     Attributes:
-        kind: data, model or library.
-        name: as `transship.data.find_data` or `find_model` know it; a library's import name.
+        kind: data, model, library or gpu.
+        name: as `transship.data.find_data` or `find_model` know it; a library's import name; a device.
         source: where it comes from and how to get it, in a few words.
         license: under which terms, where known.
     """
 
-    kind: Literal["data", "model", "library"]
+    kind: Literal["data", "model", "library", "gpu"]
     name: str
     source: str
     license: str = ""
@@ -74,13 +76,13 @@ class Scale:
         seeds: how many seeds; below two no claim can be decided.
         minutes: estimated, on two cores.
         options: sizes and counts that `cases` and `run` read.
-        needs: what this scale needs beyond the suite's own needs.
+        needs: what this scale needs beyond the suite's own needs; a function where options decide.
     """
 
     seeds: int
     minutes: float
     options: Options = field(default_factory=dict)
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Need, ...] | Callable[[Options], Iterable[Need]] = ()
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ class Suite:
         summary: a paragraph: what is done, on what.
         paper: whose table it is.
         claims: what the measurements shall confirm or refute.
-        scales: `quick` and `full`, and `paper` where the paper's own setting is declared.
+        scales: `quick` and `full`, and `large` where there is more to run; or `paper` alone, the paper's own
+            setting.
         cases: from a scale's options to the factors of the cases; the runner adds the seeds.
         run: from a case and its context to metrics, or to several measurements whose factors are added to the
             case's.
@@ -205,7 +208,7 @@ class Suite:
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        if not {"quick", "full"} <= set(self.scales):
+        if not {"quick", "full"} <= set(self.scales) and set(self.scales) != {"paper"}:
             raise ValueError(f"the suite '{self.title}' declares no quick or no full scale")
         if not self.claims or not self.tables:
             raise ValueError(f"the suite '{self.title}' declares no claim or no table")
@@ -216,7 +219,18 @@ class Suite:
 
     def needs_at(self, scale: str) -> tuple[Need, ...]:
         """Return everything that `scale` needs."""
-        return (*self.needs, *self.scales[scale].needs)
+        chosen = self.scales[scale]
+        more = chosen.needs(chosen.options) if callable(chosen.needs) else chosen.needs
+        return (*self.needs, *more)
+
+    def with_options(self, scale: str, changes: Options) -> Suite:
+        """Return the suite with some options of a scale changed; an option that it has not is refused."""
+        chosen = self.scales[scale]
+        for name in changes:
+            if name not in chosen.options:
+                raise unknown(name, chosen.options, kind="option", where=f"{self.name} --scale {scale}")
+        changed = dataclasses.replace(chosen, options={**chosen.options, **changes})
+        return dataclasses.replace(self, scales={**self.scales, scale: changed})
 
 
 def product(**levels: Sequence[Level]) -> list[dict[str, Level]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from transship.errors import MissingError
@@ -13,6 +13,11 @@ from transship.suites.runner.declaration import Need
 # scikit-learn brings them
 EMBEDDED_DATA = {"digits"}
 _ENDS = 65536
+# from so many missing things on each has a line of its own
+_LISTED = 5
+_ORDER = {"gpu": 0, "library": 1, "model": 2, "data": 3}
+# the system's files of NVIDIA's and AMD's cards: without one, torch need not be asked
+_CARDS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def locate(need: Need) -> tuple[Path, ...] | None:
@@ -20,26 +25,54 @@ def locate(need: Need) -> tuple[Path, ...] | None:
 
     What is embedded in a library that is here has no files of its own.
     """
+    if need.kind == "gpu":
+        return () if has_gpu() else None
     if need.kind == "library":
         return () if importlib.util.find_spec(need.name) is not None else None
     if need.kind == "data" and need.name in EMBEDDED_DATA:
         return ()
-    from transship.data.locate import data_files, is_hub_id, model_folders
+    from transship.data.locate import data_files, hub_parts, is_hub_id, model_folders
 
+    # a folder of our own has a hub id's name without its revision
+    plain = hub_parts(need.name)[0] if is_hub_id(need.name) else need.name
     if need.kind == "data":
-        found = data_files(need.name)
+        found = data_files(plain)
     else:
-        places = [Path(need.name).expanduser(), *(folder / need.name for folder in model_folders())]
+        places = [Path(plain).expanduser(), *(folder / plain for folder in model_folders())]
         found = tuple(place for place in places if place.exists())[:1]
     return found or (_in_hub_cache(need) if is_hub_id(need.name) else None)
 
 
-def ensure(needs: Iterable[Need], *, suite: str) -> None:
-    """Fetch what the hub has and raise one error that names all that is still missing, with how to get it."""
-    lacking = [need for need in needs if locate(need) is None and not _fetched(need)]
+def has_gpu() -> bool:
+    """Return whether torch can compute on a graphics card here."""
+    if not any(Path(card).exists() for card in _CARDS):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def device_for(needs: Iterable[Need], asked: str | None) -> str:
+    """Return where models run: as asked, else on a GPU where one is needed, else on the processor."""
+    return asked or ("cuda" if any(need.kind == "gpu" for need in needs) else "cpu")
+
+
+def ensure(needs: Iterable[Need], *, suite: str, device: str | None = None) -> None:
+    """Fetch what the hub has and raise one error that names all that is still missing, with how to get it.
+
+    A `device` that was asked for stands in the place of a GPU. While something is missing that no hub has,
+    nothing is fetched: models and data of a paper are many gigabytes.
+    """
+    absent = [
+        need
+        for need in {(need.kind, need.name): need for need in needs}.values()
+        if not (need.kind == "gpu" and device is not None) and locate(need) is None
+    ]
+    fetchable = [need for need in absent if _on_hub(need)]
+    lacking = absent if len(fetchable) < len(absent) else _not_fetched(fetchable)
     if not lacking:
         return
-    listed = "; ".join(f"{need.kind} '{need.name}' ({need.source})" for need in lacking)
+    long = len(lacking) >= _LISTED
     variables = [
         f"set {variable} to the folder that has {them}"
         for kind, variable, them in (
@@ -49,11 +82,42 @@ def ensure(needs: Iterable[Need], *, suite: str) -> None:
         if any(need.kind == kind for need in lacking)
     ]
     count = "one thing it needs is" if len(lacking) == 1 else f"{len(lacking)} things it needs are"
+    fix = ", and ".join([*variables, "get what is named in brackets"])
     raise MissingError(
-        f"{count} not here: {listed}",
+        f"{count} not here:{_lines(lacking) if long else _sentence(lacking)}",
         where=suite,
-        fix=", and ".join([*variables, "get what is named in brackets"]),
+        fix=f"\n{fix}" if long else fix,
     )
+
+
+def _sentence(needs: Sequence[Need]) -> str:
+    return " " + "; ".join(f"{need.kind} '{need.name}' ({need.source})" for need in needs)
+
+
+def _lines(needs: Sequence[Need]) -> str:
+    ordered = sorted(needs, key=lambda need: _ORDER[need.kind])
+    return "".join(f"\n  {need.kind:8}{need.name} ({need.source})" for need in ordered)
+
+
+def _on_hub(need: Need) -> bool:
+    from transship.data.locate import is_hub_id
+
+    return need.kind in ("data", "model") and is_hub_id(need.name)
+
+
+def _not_fetched(needs: Sequence[Need]) -> list[Need]:
+    """Return what the hub did not give; a hub that does not answer is asked once."""
+    from transship.data.locate import fetch
+
+    lacking: list[Need] = []
+    for place, need in enumerate(needs):
+        try:
+            fetch(need.name, repository="dataset" if need.kind == "data" else "model")
+        except MissingError as error:
+            lacking.append(need)
+            if "did not answer" in error.what:
+                return [*lacking, *needs[place + 1 :]]
+    return lacking
 
 
 def signature(need: Need) -> str:
@@ -85,15 +149,3 @@ def _in_hub_cache(need: Need) -> tuple[Path, ...] | None:
         )
     except (OSError, ValueError):  # huggingface_hub's LocalEntryNotFoundError is both
         return None
-
-
-def _fetched(need: Need) -> bool:
-    from transship.data.locate import fetch, is_hub_id
-
-    if need.kind == "library" or not is_hub_id(need.name):
-        return False
-    try:
-        fetch(need.name, repository="dataset" if need.kind == "data" else "model")
-    except MissingError:
-        return False
-    return True

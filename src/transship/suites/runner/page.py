@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from transship import report
-from transship.suites.runner.declaration import Suite
+from transship.suites.runner.declaration import Paper, Suite
+from transship.suites.runner.papers import paper_notes
 from transship.suites.runner.results import CurveResult, SuiteResult, TableResult
 from transship.suites.runner.verdict import Judgement, Spread, Verdict
 
@@ -19,7 +20,7 @@ def suite_page(suite: Suite, result: SuiteResult) -> report.Page:
     return report.Page(
         title=result.title,
         summary=f"{result.summary}\n\n{source} {count_verdicts(result.claims)}",
-        sections=suite_sections(suite, result),
+        sections=[*suite_sections(suite, result), *note_sections([suite.paper])],
         provenance=_provenance([result]),
     )
 
@@ -36,6 +37,7 @@ def joint_page(suites: Sequence[Suite], results: Sequence[SuiteResult]) -> repor
             report.Section(f"{result.suite}: {section.title}", section.blocks)
             for section in suite_sections(suite, result)
         ]
+    sections += note_sections(suite.paper for suite in suites)
     summary = f"{len(results)} suites. {count_verdicts(claims)}"
     return report.Page("The papers' tables", summary, sections, _provenance(results))
 
@@ -47,7 +49,18 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
     sections += [report.Section(curve.title, [_curve_block(curve)]) for curve in result.curves]
     # a suite's own figures may draw what an unfinished run has not
     figures = list(suite.figures(result)) if suite.figures is not None and not result.unfinished else []
-    return [*sections, *([report.Section("Figures", figures)] if figures else [])]
+    sections += [report.Section("Figures", figures)] if figures else []
+    return sections
+
+
+def note_sections(papers: Iterable[Paper]) -> list[report.Section]:
+    """Return where the papers contradict themselves or cannot be right, each once."""
+    found = {paper.title: paper_notes(paper) for paper in papers}
+    return [
+        report.Section(f"What to know about “{title}”", [report.Text(notes)])
+        for title, notes in found.items()
+        if notes
+    ]
 
 
 def table_block(table: TableResult) -> report.Table:

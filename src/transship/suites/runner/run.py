@@ -23,9 +23,9 @@ from transship.registry import unknown
 from transship.report import library_versions, write_text
 from transship.suites.runner.cache import Cache, cache_home, content_key
 from transship.suites.runner.context import Context
-from transship.suites.runner.declaration import Case, Measured, Suite
+from transship.suites.runner.declaration import Case, Measured, Options, Suite
 from transship.suites.runner.find import load_suite
-from transship.suites.runner.needs import ensure, signature
+from transship.suites.runner.needs import device_for, ensure, signature
 from transship.suites.runner.quantities import Measurement
 from transship.suites.runner.results import CaseResult, SuiteResult, case_from_json, summarise
 from transship.suites.runner.sources import suite_fingerprint
@@ -59,7 +59,8 @@ class SuiteRun:
 
     Attributes:
         suite: what is run.
-        scale: quick, full or paper.
+        scale: its name.
+        device: where models run: as asked, else a GPU where the scale needs one, else the processor.
         seeds: `seed`, `seed + 1`, … as many as the scale asks for.
         cases: all cases, seeds innermost.
         fingerprint: the hash of everything but the case.
@@ -72,14 +73,15 @@ class SuiteRun:
         *,
         seed: int = 0,
         fresh: bool = False,
-        device: str = "cpu",
+        device: str | None = None,
         home: Path | None = None,
     ) -> None:
         if scale not in suite.scales:
             raise unknown(scale, suite.scales, kind="scale", where=suite.name)
-        ensure(suite.needs_at(scale), suite=suite.name)
+        needs = suite.needs_at(scale)
+        ensure(needs, suite=suite.name, device=device)
         assert suite.file is not None, "load_suite names the file"
-        self.suite, self.scale, self.device = suite, scale, device
+        self.suite, self.scale, self.device = suite, scale, device_for(needs, device)
         self.home = cache_home() if home is None else home
         self.not_before = time.time() if fresh else 0.0
         self.seeds = tuple(range(seed, seed + suite.scales[scale].seeds))
@@ -89,8 +91,8 @@ class SuiteRun:
                 "code": suite_fingerprint(suite.file),
                 "version": suite.version,
                 "options": dict(suite.scales[scale].options),
-                "needs": [signature(need) for need in suite.needs_at(scale)],
-                "device": device,
+                "needs": [signature(need) for need in needs],
+                "device": self.device,
             }
         )
         if fresh:
@@ -160,7 +162,8 @@ class SuiteRun:
             initializer=_start_worker,
             initargs=(jobs, os.getpid()),
         )
-        where = (self.suite.name, self.suite.file.parent, self.scale)
+        options = dict(self.suite.scales[self.scale].options)  # perhaps not those of the file
+        where = (self.suite.name, self.suite.file.parent, self.scale, options)
         try:
             futures = [
                 pool.submit(_work, *where, case, self.home, self.not_before, self.device) for case in cases
@@ -261,10 +264,17 @@ def _follow(parent: int) -> None:
 
 
 def _work(
-    name: str, folder: Path, scale: str, case: Case, home: Path, not_before: float, device: str
+    name: str,
+    folder: Path,
+    scale: str,
+    options: Options,
+    case: Case,
+    home: Path,
+    not_before: float,
+    device: str,
 ) -> CaseResult:
-    cache = Cache(home, not_before=not_before)
-    return run_case(load_suite(name, folder), scale, case, cache, device)
+    suite = load_suite(name, folder).with_options(scale, options)
+    return run_case(suite, scale, case, Cache(home, not_before=not_before), device)
 
 
 def run_suite(suite: Suite, scale: str, *, jobs: int = 1, **options: Any) -> SuiteResult:
