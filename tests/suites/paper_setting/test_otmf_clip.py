@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 
 from transship.suites.otmf_clip import BACKBONES, COUNTS, METHODS, suite
@@ -55,6 +56,7 @@ def test_every_image_set_is_read_from_the_layout_that_its_need_names(hub):
         assert len(class_names(name)) == 2
 
 
+@pytest.mark.slow
 def test_the_suite_merges_tiny_towers_and_prints_the_papers_figures(hub):
     names = list(IMAGE_SETS)[:8]
     write_sets(hub, names, {"train": 8, "test": 4})
