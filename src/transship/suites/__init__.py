@@ -6,6 +6,10 @@ scales, the cases, and a function `run(case, context)` that returns metrics. Row
 these metrics by the cases' factors. `transship bench` lists the folder; nothing else names the suite.
 `shared_geometry.py` is the example to copy.
 
+A suite has the scales `quick` and `full`, or `paper` alone: the paper's own setting, declared with hub ids,
+data set names and a GPU, which may never have been run (`paper_setting/` is what these share). `--set`
+changes options of a scale, and needs may depend on them.
+
 Suites import heavy libraries inside functions, so that listing them is quick. What two suites share
 (generated equations, small networks) goes into a folder here, which counts as part of every suite that
 imports it.

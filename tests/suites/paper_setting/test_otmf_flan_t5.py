@@ -56,6 +56,7 @@ def write(hub, tasks):
             hub.table(f"{HUB}/{task}/{split}-00000-of-00001.parquet", rows, {})
 
 
+@pytest.mark.slow
 def test_the_suite_merges_tiny_models_and_prints_the_papers_figures(hub):
     tasks = ["cola", "mnli", "stsb"]
     write(hub, tasks)

@@ -89,6 +89,7 @@ def test_every_form_of_pdebench_gives_first_and_late_frames(hub):
     np.testing.assert_allclose(outputs[:, 64:128] - outputs[:, :64], 1.0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_pdebench_runs_on_tiny_backbones_and_prints_the_papers_figures(hub, backbones):
     names = ("Darcy", "Burgers")
     write_equations(hub, names)
@@ -107,6 +108,7 @@ def test_pdebench_runs_on_tiny_backbones_and_prints_the_papers_figures(hub, back
     assert result.claims[0].spread.seeds == 5
 
 
+@pytest.mark.slow
 def test_nasbench360_runs_on_tiny_arrays_of_every_kind(hub, backbones):
     random = np.random.default_rng(0)
     shapes = {"satellite": (1, 46), "deepsea": (4, 32)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -91,6 +92,7 @@ def test_a_model_of_open_clip_says_the_same_in_transformers(hub):
         torch.testing.assert_close(ours.run(batch).pooler_output, theirs.text(batch.inputs["input_ids"]))
 
 
+@pytest.mark.slow
 def test_the_suite_runs_on_tiny_models_and_prints_the_papers_figures(hub):
     from transship.suites.theseus_clip import MODELS, PARTS
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from transship.suites.runner import Need
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 
 # the hub's own parquet copy of a data set that was published in another form
 CONVERTED = "refs/convert/parquet"
+_SPLIT = re.compile(r"(?<![a-z])(train|validation|valid|test)(?![a-z])")
 
 
 def gpu(memory: int) -> Need:
@@ -31,21 +34,57 @@ def data(name: str, layout: str = "data/SPLIT-*.parquet", license: str = "") -> 
     return Need("data", name, source, license)
 
 
-def read(name: str, kind: Any, *, config: str | None = None, **options: Any) -> Dataset:
+def read(
+    name: str,
+    kind: Literal["image", "text"],
+    *,
+    config: str | None = None,
+    column: str | None = None,
+    label: str | None = None,
+    split: str | None = None,
+) -> Dataset:
     """Return a hub data set from its parquet files: its own folder, the hub's cache, or the hub.
+
+    Only files of the usual splits are read: some sets bring corrupted copies or unlabelled rows beside them.
 
     Args:
         name: `owner/name[@revision]`.
         kind: of the data.
         config: the sub-folder of one configuration, where there are several.
-        options: of `transship.data.load`.
+        column: of the inputs, where its name is unusual.
+        label: the column of classes, where there are several.
+        split: keep one.
     """
-    from transship.data import data_files, find_data, load
+    from transship.data import data_files, find_data
+    from transship.data.labels import Options
     from transship.data.locate import hub_parts
+    from transship.data.pictures import images_of_table
+    from transship.data.tables import open_table
+    from transship.data.texts import text_of_table
+    from transship.errors import DataError
 
     plain = hub_parts(name)[0]
     found = data_files(plain)
     folder = found[0] if found else find_data(name)
     if config is not None and (folder / config).is_dir():
         folder = folder / config
-    return load(folder, kind, name=plain if config is None else f"{plain}/{config}", **options)
+    files = [file for file in sorted(folder.rglob("*.parquet")) if _split_of(file)]
+    if not files:
+        raise DataError(
+            "it has no parquet files of a train or test split", where=str(folder), fix=f"fetch {name} again"
+        )
+    title = plain if config is None else f"{plain}/{config}"
+    options = Options(column=column, label=label, pair=False, split=split, name=title)
+    table = open_table(files)
+    if kind == "image":
+        return images_of_table(table, options, title, "RGB")
+    return text_of_table(table, options, title)
+
+
+def _split_of(file: Path) -> str | None:
+    """Return the split that a file, or else its folder, is named after: `train-00000-of-00001.parquet`."""
+    for text in (file.stem, file.parent.name):
+        word = _SPLIT.search(text)
+        if word is not None:
+            return word[0]
+    return None

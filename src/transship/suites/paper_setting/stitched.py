@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transship.activations import load_model
 from transship.activations.features import features
-from transship.data import Dataset, find_data, find_model, load
+from transship.data import Dataset, find_model
 from transship.suites.paper_setting.hub import read
 from transship.suites.runner import Case, Context, Measurement
 from transship.verbs.translate import InverseRelativeProjection, Procrustes, Ridge, stitching_matrix
@@ -60,7 +60,9 @@ def _methods(about: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def _encoded(about: Mapping[str, Any], context: Context) -> tuple[dict[str, Array], Array, Array]:
     """Return features by encoder, labels, and which rows are for testing: the same rows for every seed."""
-    kinds = ("image", "text") if about["kind"] == "both" else (about["kind"],)
+    kinds: tuple[Literal["image", "text"], ...] = ("image", "text")
+    if about["kind"] != "both":
+        kinds = (about["kind"],)
     found: dict[str, Array] = {}
     labels = is_test = np.empty(0)
     for kind in kinds:
@@ -72,15 +74,9 @@ def _encoded(about: Mapping[str, Any], context: Context) -> tuple[dict[str, Arra
     return found, labels, is_test
 
 
-def _rows(about: Mapping[str, Any], kind: str, options: Mapping[str, Any]) -> Dataset:
+def _rows(about: Mapping[str, Any], kind: Literal["image", "text"], options: Mapping[str, Any]) -> Dataset:
     column = about.get("column") if kind == about["kind"] else kind
-    given = {"column": column, "label": about.get("label")}
-    if kind == "text":
-        given["pair"] = False
-    if "/" in about["hub"]:
-        data = read(about["hub"], kind, config=about.get("config"), **given)
-    else:
-        data = load(find_data(about["hub"]), kind, name=about["hub"], **given)  # type: ignore[arg-type]
+    data = read(about["hub"], kind, config=about.get("config"), column=column, label=about.get("label"))
     assert data.splits is not None
     kept = [
         np.random.default_rng(0).permutation(np.flatnonzero(np.asarray(data.splits) == split))[:most]
