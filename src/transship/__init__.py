@@ -37,7 +37,7 @@ _HOMES: dict[str, str] = {
     "write_adapter": "transship.checkpoints",
     "write_checkpoint": "transship.checkpoints",
 }
-_ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "report", "suites")
+_ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "parallel", "report", "suites")
 
 __all__ = ["__version__", *sorted(_HOMES), *_ROOMS]
 

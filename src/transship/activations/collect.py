@@ -1,6 +1,6 @@
 """Moments of matched sites, streamed over any number of inputs in memory of fixed size."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Sized
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -100,7 +100,7 @@ def collect(
         state = SavedState(Path(folder), kept, saved, save_every)
         state.resume()
     count = run_shared(
-        Batches(chain([first], stream), batch_size, models[1].length, first_number),
+        Batches(stream, batch_size, models[1].length, first_number),
         lambda items: plan.stepper.step(items, kept.buffers),
         kept,
         unit=unit,
@@ -111,11 +111,13 @@ def collect(
     return CollectedMoments(matching, kept.moments, plan.entries(kept), plan.skipped, count, about).check()
 
 
-def read_first(inputs: Iterable[Any]) -> tuple[Any, Iterator[Any]]:
-    """Return the first input and the rest; an error when there is none."""
+def read_first(inputs: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """Return the first input and all of them; an error when there is none."""
+    if hasattr(inputs, "__getitem__") and isinstance(inputs, Sized) and len(inputs):
+        return inputs[0], inputs
     stream = iter(inputs)
     for first in stream:
-        return first, stream
+        return first, chain([first], stream)
     raise DataError("there are no inputs", where="data", fix="give at least one input")
 
 

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -156,7 +155,7 @@ def compare(
         for one in layers:
             one.update(rows)
 
-    batches = Batches(chain([first], stream), batch_size, models[1].length)
+    batches = Batches(stream, batch_size, models[1].length)
     unit = unit_size(inputs, batch_size, tokens_per_input)
     count = run_shared(batches, step, kept, unit=unit, progress=progress)
     for one in layers:

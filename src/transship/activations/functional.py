@@ -76,9 +76,8 @@ class FunctionalModel:
         Differentiable in `parameters` where gradients are enabled.
         """
         own = self.parameters
-        # weights come as float32 on the CPU; the model may run elsewhere, or in another dtype
         named = {
-            f"model.{name}": tensor.to(own[name]) if name in own else tensor
+            f"model.{name}": _beside(tensor, own[name]) if name in own else tensor
             for name, tensor in parameters.items()
         }
         # made anew: a runner that stayed would hold this object and be held by it, and outlive its use
@@ -96,6 +95,11 @@ class FunctionalModel:
     @cached_property
     def _pooling(self) -> Pooling | None:
         return sentence_encoder_settings(self.loaded.folder)[0]
+
+
+def _beside(tensor: Tensor, own: Tensor) -> Tensor:
+    """Return weights as the model runs: on its device, and in its half precision where it has one."""
+    return tensor.to(own.device, own.dtype if own.dtype.itemsize == 2 else tensor.dtype)
 
 
 class _Runner(nn.Module):

@@ -4,7 +4,7 @@ Batches are dealt out in units of a few. The rows of a unit are multiplied toget
 sums of one process and of several differ by the order of float64 additions alone.
 """
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import chain, islice
 from typing import Any
 
@@ -32,7 +32,7 @@ def unit_size(inputs: Any, batch_size: int, tokens_per_input: int | None) -> int
 
 
 def run_shared(
-    batches: Iterable[Numbered],
+    batches: Iterable[Sequence[tuple[int, Any]]],
     step: Callable[[Numbered], Any],
     sums: Sums,
     *,
@@ -57,18 +57,18 @@ def run_shared(
     seen = units = turn = waiting = 0
     told = -1
     while unit_of := list(islice(stream, unit)):
-        number, items = units, list(chain.from_iterable(unit_of))
-        units += 1
+        number, units = units, units + 1
         if state is not None and number in state.covered:
-            state.check(number, digest_of(items))
-            seen += len(items)
+            state.check(number, digest_of(chain.from_iterable(unit_of)))
+            seen += sum(map(len, unit_of))
             continue
         taken = full is not None or parallel.mine(turn)
         turn += 1
         if not taken:
-            seen += len(items)
+            seen += sum(map(len, unit_of))
             continue
-        for batch in unit_of:
+        read = [list(batch) for batch in unit_of]
+        for batch in read:
             if full is not None and full():
                 sums.flush()
                 return seen
@@ -79,8 +79,8 @@ def run_shared(
                 progress(seen)
         sums.flush()
         if state is not None:
-            state.add(number, digest_of(items))
-            waiting += len(unit_of)
+            state.add(number, digest_of(chain.from_iterable(read)))
+            waiting += len(read)
             if waiting >= state.every:
                 state.save()
                 waiting = 0

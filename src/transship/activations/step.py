@@ -368,13 +368,39 @@ class Batches:
         whole, rest = divmod(len(self.inputs), self.window)
         return whole * -(-self.window // self.size) + -(-rest // self.size)
 
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[Sequence[tuple[int, Any]]]:
+        if self._unsorted():
+            assert isinstance(self.inputs, Sized)
+            for start in range(0, len(self.inputs), self.window):
+                window = range(start, min(start + self.window, len(self.inputs)))
+                for place in range(0, len(window), self.size):
+                    yield _Unread(self.inputs, window[place : place + self.size], self.first)
+            return
         stream = enumerate(self.inputs, self.first)
         while items := list(islice(stream, self.window)):
             # longest first: a batch that does not fit in memory fails at once
             items.sort(key=lambda item: (-self.length(item[1]), item[0]))
             for start in range(0, len(items), self.size):
                 yield items[start : start + self.size]
+
+    def _unsorted(self) -> bool:
+        """Whether inputs can be indexed and are no texts: nothing to sort by, so no need to read them all."""
+        indexed = hasattr(self.inputs, "__getitem__") and isinstance(self.inputs, Sized) and len(self.inputs)
+        return bool(indexed) and not isinstance(self.inputs[0], str | tuple | list)  # type: ignore[index]
+
+
+class _Unread(Sequence[tuple[int, Any]]):
+    """A batch whose inputs are read when they are asked for: only who takes it decodes its images."""
+
+    def __init__(self, inputs: Any, places: range, first: int) -> None:
+        self.inputs, self.places, self.first = inputs, places, first
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, place: Any) -> Any:
+        number = self.places[place]
+        return self.first + number, self.inputs[number]
 
 
 def _text_tokens(layout: TokenLayout) -> int:

@@ -185,7 +185,7 @@ def output_gradients(model: nn.Module, taps: Iterable[Tap], loss: Callable[[], T
 
 
 def weight_descent(
-    loaded: LoadedModel, batches: Iterable[Numbered], loss: Loss, *, vote: str = "mean"
+    loaded: LoadedModel, batches: Iterable[Sequence[tuple[int, Any]]], loss: Loss, *, vote: str = "mean"
 ) -> dict[str, Tensor]:
     """Return −∂L/∂θ of every parameter: summed over inputs, or as a count of the inputs' own signs
     (`max`).
@@ -203,7 +203,7 @@ def weight_descent(
         for number, items in enumerate(batches):
             if not parallel.mine(number):
                 continue
-            groups = [[item] for item in items] if vote == "max" else [items]
+            groups = [[item] for item in items] if vote == "max" else [list(items)]
             for group in groups:
                 with torch.enable_grad():
                     value = loss(
