@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -144,3 +145,12 @@ def test_a_backbone_without_a_head_and_without_a_proxy_is_one_sentence(
         opened(tiny_bert, "auto", tmp_path)
     with pytest.raises(OptionError, match="proxy: the method needs labelled data"):
         opened(tiny_bert, None, tmp_path)
+
+
+def test_pictures_kept_as_numbers_are_a_proxy_of_a_vision_body(tmp_path: Path):
+    file = tmp_path / "pictures.npz"
+    np.savez(file, x=np.zeros((12, 1, 8, 8), np.float32), label=np.arange(12) % 2)
+    sees = cast(Backbone, SimpleNamespace(reads="image", name="sees"))
+    found = module._checked(module.read_proxy(str(file), sees), sees)
+    assert found.kind == "array"
+    assert list(found.label_names) == ["0", "1"]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from transship.checkpoints.atomic import atomic_folder
 from transship.data import Dataset
+from transship.data.locate import NUMBERS, data_files
 from transship.errors import DataError, MissingError, OptionError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.adapt.backbone import Backbone, Body
@@ -172,6 +173,9 @@ def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
         )
     kind: Any = "text" if backbone.reads == "text" else "image"
     if proxy != "auto":
+        files = data_files(proxy)
+        if kind == "image" and files and files[0].suffix.lower() in NUMBERS:
+            kind = "array"  # pictures kept as numbers
         return data.load(proxy, kind)
     if kind == "text":
         with contextlib.suppress(MissingError):  # damaged data is an error of its own
