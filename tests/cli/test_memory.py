@@ -88,8 +88,8 @@ def folder(tmp_path_factory, minilm: Path) -> Path:
     root = tmp_path_factory.mktemp("memory")
     rng = np.random.default_rng(0)
     words = ["the", "ship", "of", "a", "bird", "sails", "over", "water", "while", "it", "rains", "on", "land"]
-    texts = [" ".join(rng.choice(words, size=int(rng.integers(5, 60)))) for _ in range(200)]
-    pq.write_table(pa.table({"id": list(range(200)), "text": texts}), root / "texts.parquet")
+    texts = [" ".join(rng.choice(words, size=int(rng.integers(5, 60)))) for _ in range(64)]
+    pq.write_table(pa.table({"id": list(range(64)), "text": texts}), root / "texts.parquet")
     series = [rng.normal(size=140).astype(np.float32).tolist() for _ in range(120)]
     pq.write_table(
         pa.table({"series": series, "label": [i % 3 for i in range(120)]}), root / "series.parquet"
@@ -126,7 +126,7 @@ def compare(folder: Path, minilm: Path) -> list[object]:
 
 def transport(folder: Path, minilm: Path) -> list[object]:
     models = [minilm, folder / "tuned", minilm]
-    options = ["--batches", "2", "--method", "theseus", "--strength", "1", "--force"]
+    options = ["--batches", "1", "--method", "theseus", "--strength", "1", "--force"]
     return ["transport", *models, folder / "moved", "--data", folder / "texts.parquet", *options]
 
 
@@ -134,7 +134,7 @@ def add(folder: Path, minilm: Path) -> list[object]:
     if not (folder / "fused").exists():
         words = ["merge", "start", folder / "fused", "--base", minilm, "--method", "regmean"]
         CliRunner().invoke(group, [*map(str, words)], catch_exceptions=False)
-    data = ["--data", folder / "texts.parquet", "--inputs", "100"]
+    data = ["--data", folder / "texts.parquet", "--inputs", "48"]
     return ["merge", "add", folder / "fused", folder / "tuned", *data]
 
 
