@@ -76,7 +76,7 @@ def limited(memory: str, *words: object) -> int:
     done = subprocess.run(
         command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False, timeout=500
     )
-    assert done.returncode == 0, f"{memory}: {done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{memory}: {done.stderr[-1000:]}"
     peak: int = json.loads(done.stderr.splitlines()[-1])["peak"]
     assert peak <= parse_bytes(memory)
     return peak
@@ -94,13 +94,13 @@ def folder(tmp_path_factory, minilm: Path) -> Path:
     pq.write_table(
         pa.table({"series": series, "label": [i % 3 for i in range(120)]}), root / "series.parquet"
     )
-    hidden = rng.normal(size=(3000, 32))
+    hidden = rng.normal(size=(1000, 32))
     for name, width in (("old", 128), ("new", 160)):
-        rows = (hidden @ rng.normal(size=(32, width)) + 0.3 * rng.normal(size=(3000, width))).astype(
+        rows = (hidden @ rng.normal(size=(32, width)) + 0.3 * rng.normal(size=(1000, width))).astype(
             np.float32
         )
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), width)
-        pq.write_table(pa.table({"id": list(range(3000)), "vector": vectors}), root / f"{name}.parquet")
+        pq.write_table(pa.table({"id": list(range(1000)), "vector": vectors}), root / f"{name}.parquet")
     shutil.copytree(minilm, root / "tuned")
     tensors = load_file(minilm / "model.safetensors")
     for name, tensor in tensors.items():
