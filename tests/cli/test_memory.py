@@ -76,7 +76,7 @@ def limited(memory: str, *words: object) -> int:
     done = subprocess.run(
         command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False, timeout=500
     )
-    assert done.returncode == 0, f"{memory}: {done.stderr[-3000:]}"
+    assert done.returncode == 0, f"{memory}: {done.stderr[-1000:]}"
     peak: int = json.loads(done.stderr.splitlines()[-1])["peak"]
     assert peak <= parse_bytes(memory)
     return peak
@@ -88,19 +88,19 @@ def folder(tmp_path_factory, minilm: Path) -> Path:
     root = tmp_path_factory.mktemp("memory")
     rng = np.random.default_rng(0)
     words = ["the", "ship", "of", "a", "bird", "sails", "over", "water", "while", "it", "rains", "on", "land"]
-    texts = [" ".join(rng.choice(words, size=int(rng.integers(5, 60)))) for _ in range(200)]
-    pq.write_table(pa.table({"id": list(range(200)), "text": texts}), root / "texts.parquet")
+    texts = [" ".join(rng.choice(words, size=int(rng.integers(5, 60)))) for _ in range(64)]
+    pq.write_table(pa.table({"id": list(range(64)), "text": texts}), root / "texts.parquet")
     series = [rng.normal(size=140).astype(np.float32).tolist() for _ in range(120)]
     pq.write_table(
         pa.table({"series": series, "label": [i % 3 for i in range(120)]}), root / "series.parquet"
     )
-    hidden = rng.normal(size=(3000, 32))
+    hidden = rng.normal(size=(1000, 32))
     for name, width in (("old", 128), ("new", 160)):
-        rows = (hidden @ rng.normal(size=(32, width)) + 0.3 * rng.normal(size=(3000, width))).astype(
+        rows = (hidden @ rng.normal(size=(32, width)) + 0.3 * rng.normal(size=(1000, width))).astype(
             np.float32
         )
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), width)
-        pq.write_table(pa.table({"id": list(range(3000)), "vector": vectors}), root / f"{name}.parquet")
+        pq.write_table(pa.table({"id": list(range(1000)), "vector": vectors}), root / f"{name}.parquet")
     shutil.copytree(minilm, root / "tuned")
     tensors = load_file(minilm / "model.safetensors")
     for name, tensor in tensors.items():
@@ -126,7 +126,7 @@ def compare(folder: Path, minilm: Path) -> list[object]:
 
 def transport(folder: Path, minilm: Path) -> list[object]:
     models = [minilm, folder / "tuned", minilm]
-    options = ["--batches", "2", "--method", "theseus", "--strength", "1", "--force"]
+    options = ["--batches", "1", "--method", "theseus", "--strength", "1", "--force"]
     return ["transport", *models, folder / "moved", "--data", folder / "texts.parquet", *options]
 
 
@@ -134,7 +134,7 @@ def add(folder: Path, minilm: Path) -> list[object]:
     if not (folder / "fused").exists():
         words = ["merge", "start", folder / "fused", "--base", minilm, "--method", "regmean"]
         CliRunner().invoke(group, [*map(str, words)], catch_exceptions=False)
-    data = ["--data", folder / "texts.parquet", "--inputs", "100"]
+    data = ["--data", folder / "texts.parquet", "--inputs", "48"]
     return ["merge", "add", folder / "fused", folder / "tuned", *data]
 
 

@@ -96,10 +96,10 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     assert last(apply_map(saved, source, str(tmp_path / "one"), memory=SMALL)) == helpers.COUNT
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "dies.py").write_text(
-        "import os, signal\n"
+        "import multiprocessing, os, signal\n"
         "from transship.verbs.translate.moving import translate_part\n"
         "def work(shared, part):\n"
-        "    if part.start == 60:\n"
+        "    if multiprocessing.parent_process() is not None:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return translate_part(shared, part)\n"
     )

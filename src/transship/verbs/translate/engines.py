@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
@@ -49,24 +50,36 @@ class LocalEngine:
     def run(
         self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
     ) -> Iterator[tuple[int, Result]]:
-        """Yield results as they become ready; a process that dies ends the run, and what is done is kept."""
+        """Yield results as they become ready; a process that dies ends the run, and what is done is kept.
+
+        This process is one of the `jobs`: it works while the others still start, and hands out the rest.
+        """
         import multiprocessing
 
-        if not self.parallel:
+        others = min(self.jobs, len(items)) - 1
+        if others < 1:
             for number, item in enumerate(items):
                 yield number, work(shared, item)
             return
+        threads = threads_each(self.jobs)
         # spawn: a fork of a process with threads of its own may wait for ever
-        pool = ProcessPoolExecutor(
-            min(self.jobs, max(1, len(items))),
-            multiprocessing.get_context("spawn"),
-            initializer=_receive,
-            initargs=(shared, threads_each(self.jobs)),
-        )
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(others, context, initializer=_receive, initargs=(shared, threads))
+        waiting, given = deque(enumerate(items)), dict[Future[Any], int]()
         try:
-            numbers = {pool.submit(_work, work, item): number for number, item in enumerate(items)}
-            for ready in as_completed(numbers):
-                yield numbers[ready], ready.result()
+            with _threads(threads):
+                while waiting:
+                    # two for each: one in work and one that waits while this process is busy itself
+                    while waiting and len(given) < 2 * others:
+                        number, item = waiting.pop()
+                        given[pool.submit(_work, work, item)] = number
+                    if waiting:
+                        number, item = waiting.popleft()
+                        yield number, work(shared, item)
+                    for ready in [one for one in given if one.done()]:
+                        yield given.pop(ready), ready.result()
+            for ready in as_completed(given):
+                yield given[ready], ready.result()
         except BrokenProcessPool as error:
             raise OptionError(
                 "a worker process was killed or died",
@@ -75,6 +88,24 @@ class LocalEngine:
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class _threads:  # noqa: N801 - reads as a word in `with`
+    """Keeps torch to some threads for a while."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __enter__(self) -> None:
+        import torch
+
+        self.before = torch.get_num_threads()
+        torch.set_num_threads(self.count)
+
+    def __exit__(self, *error: object) -> None:
+        import torch
+
+        torch.set_num_threads(self.before)
 
 
 def threads_each(jobs: int) -> int:

@@ -1,6 +1,6 @@
 """What fitting and measuring maps take in memory, from above, before any row is read.
 
-The factors are measured: peak anonymous memory of fits on 2,000 to 16,000 pairs, 384 and 768 wide.
+The factors are measured: peak anonymous memory of fits on 2,000 to 8,000 pairs, 384 and 768 wide.
 """
 
 from __future__ import annotations
