@@ -80,7 +80,7 @@ def _rows(models: Path, glosses: Path, inputs: int, tokens: int | None, repeat: 
 
 def forward_alone(source: Any, target: Any, texts: list[str]) -> None:
     """Run both models as `collect` does, preprocessing included, and look at nothing."""
-    from transship.activations.step import Batches
+    from transship.activations.batches import Batches
 
     with torch.no_grad():
         for items in Batches(texts, 32, target.length):

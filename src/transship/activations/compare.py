@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from transship import parallel
+from transship.activations.batches import Batches, Numbered
 from transship.activations.collect import read_first
 from transship.activations.match import Depth, Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side, Tap
 from transship.activations.shards import run_shared, unit_size
-from transship.activations.step import Batches, Lane, Numbered, StepOptions, StepRows, Stream
+from transship.activations.step import Lane, StepOptions, StepRows, Stream
 from transship.activations.tokens import Align
 from transship.geometry import CkaAccumulator, Moments
 

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transship.activations.batches import WINDOW
 from transship.activations.models import Batch, LoadedModel, load_model
-from transship.activations.step import WINDOW
 from transship.activations.tokens import TokenLayout
 from transship.errors import DataError, OptionError
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from transship import parallel
+from transship.activations.batches import Numbered
 from transship.activations.state import SavedState, Sums, digest_of
-from transship.activations.step import Numbered
 from transship.geometry import Moments
 
 # Products of fewer rows cost more to add up than to make; more would leave processes without work.

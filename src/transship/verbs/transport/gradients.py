@@ -14,10 +14,11 @@ from torch.nn import functional
 
 from transship import parallel
 from transship.activations import Batch, LoadedModel, SitePair
+from transship.activations.batches import Numbered
 from transship.activations.loading import require_in_memory
 from transship.activations.readout import Readout, Task
 from transship.activations.record import Tap, sides_of, view_of, watching
-from transship.activations.step import Lane, Numbered, StepOptions, Stepper, Stream
+from transship.activations.step import Lane, StepOptions, Stepper, Stream
 from transship.errors import DataError
 from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from transship.activations import LoadedModel, Matching, SitePair
+from transship.activations.batches import Batches
 from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments
 from transship.activations.loading import values_of
 from transship.activations.readout import Readout, Task
 from transship.activations.shards import run_shared, summed
 from transship.activations.state import SavedState
-from transship.activations.step import Batches, StepOptions
+from transship.activations.step import StepOptions
 from transship.activations.tokens import Align
 from transship.geometry import LinearMap, Moments, ridge
 from transship.geometry.moments import Part
