@@ -1,5 +1,6 @@
 """Pairs of every family, from folder to folder: transported, saved, loaded again; adapters stay adapters."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +89,7 @@ def llama(width: int, heads: int, blocks: int = 2):
     )
 
 
-def clip(width: int, heads: int, blocks: int = 2):
+def clip(width: int, heads: int, blocks: int = 2, text_heads: int | None = None):
     from transformers import CLIPConfig, CLIPModel
 
     tower = {
@@ -101,6 +102,7 @@ def clip(width: int, heads: int, blocks: int = 2):
         CLIPConfig(
             text_config={
                 **tower,
+                "num_attention_heads": text_heads or heads,
                 "vocab_size": VOCABULARY,
                 "max_position_embeddings": 16,
                 "eos_token_id": 2,
@@ -285,3 +287,25 @@ def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp
     ranks = {name: factors[0].shape[1] for name, factors in result.moved.factors.items()}
     assert ranks["model.layers.0.self_attn.q_proj.weight"] == 2
     assert ranks["model.layers.1.self_attn.q_proj.weight"] == 4, "it stands between two source blocks"
+
+
+def test_rebasin_matches_the_heads_of_the_image_tower(kit):
+    """A model whose image heads are in another order: the update lands where that order puts it."""
+    torch.manual_seed(0)
+    base = kit.spread(clip(32, 4, text_heads=2), 1)
+    tuned, turned = kit.nudge(base, size=0.05), copy.deepcopy(base)
+    order = torch.arange(32).reshape(4, 8)[[2, 0, 3, 1]].reshape(-1)
+    with torch.no_grad():
+        for model in (turned, wanted := copy.deepcopy(tuned)):
+            for layer in model.vision_model.encoder.layers:
+                attention = layer.self_attn
+                for part in (attention.q_proj, attention.k_proj, attention.v_proj):
+                    part.weight.copy_(part.weight[order])
+                    part.bias.copy_(part.bias[order])
+                attention.out_proj.weight.copy_(attention.out_proj.weight[:, order])
+    data = kit.pictures(48, channels=3)
+    result = transport(base, tuned, turned, data=data, method="transfusion", strength=1.0, batches=1)
+    found = result.model().vision_model.state_dict()
+    for key, expected in wanted.vision_model.state_dict().items():
+        if "self_attn" in key:
+            torch.testing.assert_close(found[key], expected, atol=1e-5, rtol=1e-4, msg=key)

@@ -113,13 +113,13 @@ def head_mixing(query: LinearMap, heads_a: int, heads_b: int) -> Float[Tensor, "
     return blocks.square().sum((1, 3)) / (rows // heads_a)
 
 
-def attention_heads(model: LoadedModel) -> int:
-    """Return the number of attention heads that the config names; 0 where it names none."""
-    for part in (
-        model.config,
-        getattr(model.config, "text_config", None),
-        getattr(model.config, "vision_config", None),
-    ):
+def attention_heads(model: LoadedModel, stack: str = "") -> int:
+    """Return the number of attention heads that the config names; 0 where it names none.
+
+    Towers may differ: `vision` asks for those of the image tower.
+    """
+    towers = [getattr(model.config, f"{name}_config", None) for name in ("text", "vision")]
+    for part in (model.config, *(reversed(towers) if stack == "vision" else towers)):
         for name in ("num_attention_heads", "num_heads", "n_head", "n_heads"):
             value = getattr(part, name, None)
             if isinstance(value, int):

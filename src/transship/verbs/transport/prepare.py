@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def prepare(
             [pair.target for pair in matching.pairs if len(pair.sources) == 1],
             lambda name: tensors[0][_source_name(matching, name)],
             lambda name: tensors[1][name],
-            heads=attention_heads(target),
+            heads=partial(attention_heads, target),
             seed=calibration.seed,
             **(rebasin or {}),
         )

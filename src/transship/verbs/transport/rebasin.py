@@ -89,7 +89,7 @@ def match_units(
     source: Reader,
     target: Reader,
     *,
-    heads: int,
+    heads: int | Callable[[str], int],
     residual: str = "shared",
     sweeps: int = 100,
     seed: int = 0,
@@ -100,7 +100,7 @@ def match_units(
         sites: of either model; both have the same ones.
         source: reads a parameter of the source by name.
         target: likewise.
-        heads: attention heads.
+        heads: attention heads; by stack where a model's towers differ.
         residual: `shared` or `segments`.
         sweeps: most passes over all groups.
         seed: draws the order of visits.
@@ -118,11 +118,12 @@ def match_units(
                 touching[group].append((weight, axis))
     orders = {group: torch.arange(found[0][0].target.shape[found[0][1]]) for group, found in touching.items()}
     attentions = {group for group in orders if group.endswith("attention")}
+    counts = {group: heads(group.split(".")[0]) if callable(heads) else heads for group in attentions}
     matched = {
-        group: _match_heads(touching[group], heads)
-        for group in attentions
-        if heads
-        and orders[group].numel() % heads == 0
+        group: _match_heads(touching[group], count)
+        for group, count in counts.items()
+        if count
+        and orders[group].numel() % count == 0
         and not any(len(weight.groups) == 0 for weight, _ in touching[group])
     }
     generator = torch.Generator().manual_seed(derive_seed(seed, "rebasin"))
@@ -150,7 +151,7 @@ def _weights(
         if site.weight is None or (groups.out is None and groups.into is None):
             continue
         both = [reader(site.weight).detach().double() for reader in (source, target)]
-        if both[0].shape != both[1].shape:
+        if both[0].shape != both[1].shape or not both[0].ndim:  # a single number has no units
             continue
         if site.kind in ("norm", "scale"):
             yield _Weight(both[0], both[1], (groups.out,))
