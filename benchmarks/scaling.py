@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks._mergekit import Cost, make_llama, measure
 
 STEPS = (1, 4, 16)
-ROWS, PART, SOURCE, TARGET, ANCHORS = 20_000, 10_000, 384, 768, 2000
+ROWS, PART, SOURCE, TARGET, ANCHORS = 40_000, 10_000, 384, 768, 2000
 LAYERS, WIDTH = 4, 512
 COMMAND = "from transship.cli import main; main()"
 RECIPE = """
