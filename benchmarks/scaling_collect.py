@@ -1,7 +1,8 @@
-"""What a second process saves when Moments are collected: wall time of two against one, each with one thread.
+"""What a second process saves when Moments are collected, and how their cost grows with layers and tokens.
 
-Both are started by torchrun, on two random encoders made on the spot. Starting processes and opening models
-is not counted; sharing out, both models' passes, products and the sum over processes are.
+Two processes against one, wall seconds, each with one thread: both are started by torchrun, on two random
+encoders made on the spot. Starting processes and opening models is not counted; sharing out, both models'
+passes, products and the sum over processes are. The curves are CPU seconds of one thread in this process.
 """
 
 import json
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 INPUTS, TOKENS, BATCH = 256, 48, 16
+GROWN = {"layers": (2, 8, 32), "tokens": (16, 64, 256)}
 BAR = 0.65
 
 
@@ -23,14 +25,40 @@ def run(repeat: int = 2) -> list[dict[str, Any]]:
         for processes, found in times.items():
             found.append(_launch(processes))
     return [
+        *map(_curve, GROWN),
         {
             "name": f"collect, 2 processes / 1, wall s: {INPUTS} inputs of {TOKENS} tokens",
             "ours": min(times[2]),
             "peer": min(times[1]),
             "ratio": min(times[2]) / min(times[1]),
             "needed": f"<= {BAR}",
-        }
+        },
     ]
+
+
+def _curve(what: str) -> dict[str, Any]:
+    """Return the exponent of collecting over layers or tokens, every token used."""
+    from benchmarks._mergekit import Cost
+    from benchmarks.scaling import curve_row
+
+    _collect(layers=2, tokens=16)  # warm up
+    costs = [Cost(cpu, cpu, 0) for cpu in (_collect(**{what: size}) for size in GROWN[what])]
+    # attention grows with the square of the tokens, all else with the tokens
+    return curve_row("collect", what, GROWN[what], costs, 0.0) | {"needed": "<= 1.2"}
+
+
+def _collect(layers: int = 4, tokens: int = 32) -> float:
+    """Return the CPU seconds of one collection between two small encoders."""
+    import torch
+
+    from transship.activations import collect, load_model, match_sites
+
+    torch.set_num_threads(1)
+    source, target = (load_model(_encoder(width, layers), preprocess=torch.tensor) for width in (64, 96))
+    inputs = torch.randint(1, 1000, (64, tokens), generator=torch.Generator().manual_seed(0)).tolist()
+    matching, started = match_sites(source, target), time.process_time()
+    collect(source, target, matching, inputs, batch_size=BATCH, tokens_per_input=0)
+    return time.process_time() - started
 
 
 def _launch(processes: int) -> float:
@@ -69,12 +97,12 @@ def work() -> None:
     parallel.leave()
 
 
-def _encoder(width: int) -> Any:
+def _encoder(width: int, layers: int = 6) -> Any:
     import torch
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(width)
-    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 6}
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
     return BertModel(BertConfig(vocab_size=1000, num_attention_heads=8, **sizes), add_pooling_layer=False)
 
 

@@ -151,6 +151,15 @@ def test_what_a_command_asks_for_is_enough(
     limited(least(*words), *words)
 
 
+def test_leaving_a_fusion_is_bounded_like_joining_it(folder: Path, minilm: Path):
+    runner = CliRunner()
+    start = ["merge", "start", folder / "left", "--base", minilm, "--method", "average", "--heads", "own"]
+    for words in (start, ["merge", "add", folder / "left", folder / "tuned"]):
+        runner.invoke(group, [*map(str, words)], catch_exceptions=False)
+    words = ["merge", "remove", folder / "left", folder / "tuned"]
+    limited(least(*words), *words)
+
+
 def test_apply_and_check_stay_within_what_they_ask_for(folder: Path, minilm: Path):
     words = fit(folder, minilm)
     CliRunner().invoke(group, [*map(str, words), "--method", "kernel"], catch_exceptions=False)

@@ -221,12 +221,7 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 
         data = None if given["data"] is None else load(given["data"], **columns)
         test = None if given["test"] is None else load(given["test"], **columns)
-        if given["memory"] is not None:
-            from transship.numerics import MemoryBudget
-            from transship.verbs.merge.fusion.needs import adding_bytes
-
-            budget = MemoryBudget.parse(given["memory"])
-            budget.require(adding_bytes(fusion, local_model(tuned), data), f"adding {tuned}")
+        _check_memory(given["memory"], fusion, tuned, data)
         reopen, rows = None, given["test_rows"]
         if test is not None:
             reopen = {"test": {"reference": _full(given["test"]), "rows": rows, **columns}}
@@ -252,6 +247,7 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 @click.option("--column", default=None, help="The column of DATA that holds the inputs.")
 @click.option("--label", default=None, help="The column of DATA that holds the labels.")
 @_model_choices
+@memory_option
 @output_options
 def remove_command(out: Path, tuned: str, **given: Any) -> None:
     """Take the fine-tune TUNED out of the fusion in OUT again, as if it had never joined.
@@ -263,7 +259,9 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
     def work(fusion: Fusion) -> None:
         from transship.data import load
 
-        fusion.remove(local_model(tuned), None if given["data"] is None else load(given["data"], **columns))
+        data = None if given["data"] is None else load(given["data"], **columns)
+        _check_memory(given["memory"], fusion, tuned, data)
+        fusion.remove(local_model(tuned), data)
 
     _change(out, given, work)
 
@@ -278,6 +276,16 @@ def status_command(out: Path, as_json: bool, report: Path | None, force: bool) -
 
         Fusion.load(out).report(report, force=force)
     _show_status(out, as_json)
+
+
+def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Any) -> None:
+    """Refuse a fine-tune that does not fit; leaving takes what joining does."""
+    if allowed is None:
+        return
+    from transship.numerics import MemoryBudget
+    from transship.verbs.merge.fusion.needs import adding_bytes
+
+    MemoryBudget.parse(allowed).require(adding_bytes(fusion, local_model(tuned), data), f"reading {tuned}")
 
 
 def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> None:
