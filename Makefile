@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test lint docs bench peers clean
+.PHONY: help setup demo test tutorials lint docs bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
+	@echo "make tutorials  run the tutorials that want models and data of the local cache"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
 	@echo "make peers   the comparisons that need a peer in a virtual environment of its own"
 	@echo "make docs    build the documentation into site/"
@@ -27,9 +28,15 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup lint
+# the checks run beside the tests, on whichever core is free
+test: setup
 	@scripts/chromium || true
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15
+	@$(MAKE) --no-print-directory lint & checks=$$!; \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15 -m "not tutorial"; tests=$$?; \
+	wait $$checks && exit $$tests
+
+tutorials: setup
+	$(BIN)/pytest -m tutorial --durations 5
 
 demo: setup
 	$(BIN)/transship demo demo

@@ -17,7 +17,7 @@ import torch
 
 from transship.errors import NumericalError, OutputError
 from transship.registry import build_method
-from transship.verbs.adapt.artifact import load_adapted, save_adapted
+from transship.verbs.adapt.artifact import save_adapted
 from transship.verbs.adapt.backbone import Backbone
 from transship.verbs.adapt.estimator import Recraft
 from transship.verbs.adapt.training import Trainer
@@ -223,28 +223,6 @@ def test_a_process_killed_for_good_is_resumed_to_the_same_bytes(
     assert start(str(tmp_path / "work"), str(tmp_path / "broken")).wait(120) == 0
     for file in sorted((tmp_path / "whole").iterdir()):
         assert file.read_bytes() == (tmp_path / "broken" / file.name).read_bytes(), file.name
-
-
-@pytest.mark.slow
-def test_two_processes_share_batches_and_end_where_one_does(
-    waves: Any, tiny_bert_folder: Path, tmp_path: Path
-):
-    _, labels = np.unique(waves[1], return_inverse=True)
-    np.savez(tmp_path / "rows.npz", series=waves[0], label=labels)
-    made = []
-    for count in (1, 2):
-        out = tmp_path / f"model-{count}"
-        launch = ["--cpu", "--num_processes", count, "--num_machines", 1, "--mixed_precision", "no"]
-        launch += ["--dynamo_backend", "no", "--main_process_port", 0, "-m", "transship", "adapt", "fit", out]
-        launch += ["--backbone", tiny_bert_folder, "--train", tmp_path / "rows.npz", "--method", "nft"]
-        launch += ["--steps", 6, "--batch-size", 8, "--tokens", 8, "--no-baseline", "--kind", "series"]
-        command = [sys.executable, "-m", "accelerate.commands.launch", *map(str, launch)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=300)
-        assert done.returncode == 0, done.stderr.decode()[-2000:]
-        assert done.stdout.decode().count("model in") == 1  # one process speaks
-        made.append(load_adapted(out).predict_proba(waves[0]))
-    np.testing.assert_allclose(made[0], made[1], atol=1e-4)
 
 
 def test_stage_two_of_a_method_is_its_own(quick: dict[str, Any]):
