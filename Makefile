@@ -10,7 +10,7 @@ export TOKENIZERS_PARALLELISM := false
 help:
 	@echo "make test    set up, lint, type-check and run every test"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
-	@echo "make tutorials  run the tutorials that want models and data of the local cache"
+	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
 	@echo "make peers   the comparisons that need a peer in a virtual environment of its own"
 	@echo "make docs    build the documentation into site/"

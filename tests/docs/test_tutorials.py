@@ -27,20 +27,13 @@ def wants(page: Path) -> list[str]:
     return missing
 
 
-# what needs packages alone is in `make test`; the others take minutes and have `make tutorials`
-PAGES = [
-    pytest.param(page, id=page.stem, marks=[] if page.stem == "translate" else [pytest.mark.tutorial])
-    for page in sorted(TUTORIALS.glob("*.md"))
-]
-
-
 def test_every_verb_has_a_tutorial():
     assert {page.stem for page in TUTORIALS.glob("*.md")} == {"transport", "merge", "translate", "adapt"}
 
 
-@pytest.mark.slow
+@pytest.mark.tutorial  # each takes a minute or more: `make tutorials`; the README's examples are in `make test`
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_tutorial_runs_as_it_is_written(page, follow, tmp_path):
     missing = wants(page)
     if missing:
