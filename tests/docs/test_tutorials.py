@@ -31,7 +31,7 @@ def test_every_verb_has_a_tutorial():
     assert {page.stem for page in TUTORIALS.glob("*.md")} == {"transport", "merge", "translate", "adapt"}
 
 
-@pytest.mark.tutorial  # each takes a minute or more: `make tutorials`; the README's examples are in `make test`
+@pytest.mark.tutorial  # a minute or more each: `make tutorials`; `make test` has the README's examples
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_tutorial_runs_as_it_is_written(page, follow, tmp_path):
