@@ -18,7 +18,7 @@ from transship.checkpoints.atomic import atomic_folder
 from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
-from transship.checkpoints.renaming import names_in_memory, skeleton
+from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.terms import Layout
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
@@ -91,7 +91,7 @@ def write_adapter(
 def _names_for_peft(update: Update, prefix: str) -> Callable[[str], str]:
     """Return what turns a tensor's name in the file into that of the parameter in memory, which PEFT uses."""
     base = update.base
-    model = skeleton(base) if base is not None else None
+    model = empty_model(base) if base is not None else None
     if base is None or model is None:
         return lambda name: prefix + name
     renamed = names_in_memory([*update.added, *base.tensors], model)

@@ -18,7 +18,7 @@ import numpy as np
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.dtypes import CHUNK, Array
 from transship.checkpoints.names import translation
-from transship.checkpoints.renaming import names_in_memory, skeleton
+from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.terms import Difference, Factors, Layout, LowRank, Term
 from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError
@@ -130,7 +130,7 @@ def _names_in(base: Checkpoint, wanted: list[str]) -> dict[str, str]:
     """Return the adapter's name → the base's tensor: by plain names, else by the modules' names in memory."""
     stored = [*base.tensors, *base.tied]
     plain = translation(wanted, stored)
-    model = skeleton(base) if len(plain) < len(wanted) else None
+    model = empty_model(base) if len(plain) < len(wanted) else None
     if model is None:
         return plain
     renamed = names_in_memory(stored, model)

@@ -21,8 +21,11 @@ def names_in_memory(names: Collection[str], model: nn.Module) -> dict[str, str]:
     return {_renamed(name, rules): name for name in names}
 
 
-def skeleton(checkpoint: Checkpoint) -> nn.Module | None:
-    """Return the checkpoint's model without weights; None where its config does not tell transformers."""
+def empty_model(checkpoint: Checkpoint) -> nn.Module | None:
+    """Return the checkpoint's model without weights; None where its config does not tell transformers.
+
+    For names alone: `activations.skeleton`, a room above, refuses where this one falls back to plain names.
+    """
     try:
         import torch
         import transformers
