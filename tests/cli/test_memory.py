@@ -171,6 +171,26 @@ def test_apply_and_check_stay_within_what_they_ask_for(folder: Path, minilm: Pat
         limited(least(*words), *words)
 
 
+@pytest.mark.parametrize("options", [["--way", "kmeans"], ["--measure", "new.parquet"]])
+def test_anchors_stay_within_what_they_ask_for(folder: Path, options: list[str]):
+    named = [folder / word if word.endswith(".parquet") else word for word in options]
+    words = ["translate", "anchors", folder / "old.parquet", folder / "anchors.parquet", "--count", "200"]
+    words += [*named, "--force"]
+    limited(least(*words), *words)
+
+
+def test_predictions_and_the_bound_stay_within_what_they_ask_for(folder: Path, minilm: Path):
+    rng = np.random.default_rng(1)
+    words = [" ".join(rng.choice(["ship", "bird", "sail"], size=4)) for _ in range(60)]
+    pq.write_table(pa.table({"text": words, "label": [i % 2 for i in range(60)]}), folder / "proxy.parquet")
+    fitted = ["adapt", "fit", folder / "aligned", "--backbone", minilm, "--train", folder / "series.parquet"]
+    options = ["--proxy", folder / "proxy.parquet", "--method", "fa", "--steps", "3", "--base", "rocket"]
+    CliRunner().invoke(group, [*map(str, [*fitted, *options])], catch_exceptions=False)
+    for verb in ("predict", "bound"):
+        words = ["adapt", verb, folder / "aligned", folder / "series.parquet"]
+        limited(least(*words), *words)
+
+
 def test_less_memory_gives_smaller_batches_or_fewer_candidates_and_the_same_rows(folder: Path, minilm: Path):
     roomy, tight = folder / "roomy.parquet", folder / "tight.parquet"
     texts = ["translate", "embed", "--model", str(minilm), str(folder / "texts.parquet")]

@@ -192,6 +192,7 @@ def fit_command(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write .csv, .parquet or .npy.",
 )
+@memory_option
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def predict_command(
@@ -201,14 +202,23 @@ def predict_command(
     label: str | None,
     split: str | None,
     out: Path | None,
+    memory: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
     """Predict for DATA with the model in MODEL, and measure where DATA has targets."""
+    from transship.numerics import MemoryBudget
     from transship.verbs.adapt import run
 
     made, metrics, rows = run.predict(
-        model, reference, column=column, label=label, split=split, out=out, force=force
+        model,
+        reference,
+        column=column,
+        label=label,
+        split=split,
+        out=out,
+        force=force,
+        memory=MemoryBudget.parse(memory),
     )
     if as_json:
         few = made.tolist() if out is None else None
@@ -231,6 +241,7 @@ def predict_command(
 @click.argument("reference", metavar="DATA")
 @data_options
 @click.option("--split", default=None, help="Read one split only.")
+@memory_option
 @seed_option
 @output_options
 def bound_command(
@@ -239,15 +250,18 @@ def bound_command(
     column: str | None,
     label: str | None,
     split: str | None,
+    memory: str | None,
     seed: int,
     report: Path | None,
     as_json: bool,
     force: bool,
 ) -> None:
     """Measure the terms of Theorem 7 for the model in MODEL on DATA that did not train it."""
+    from transship.numerics import MemoryBudget
     from transship.verbs.adapt import run
 
-    found = run.bound(model, reference, column=column, label=label, split=split, seed=seed)
+    budget = MemoryBudget.parse(memory)
+    found = run.bound(model, reference, column=column, label=label, split=split, seed=seed, memory=budget)
     if report is not None:
         run.bound_report(found, str(model), report, force=force)
     if as_json:

@@ -315,6 +315,7 @@ def embed(
     help="kmeans found 0.01 to 0.02 more of the top 10 with 500 anchors; farthest no more than random.",
 )
 @click.option("--measure", metavar="NEW", help="Vectors of the new model: compare the three ways on them.")
+@memory_option
 @click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -325,6 +326,7 @@ def anchors(
     count: int,
     way: Any,
     measure: str | None,
+    memory: str | None,
     seed: int,
     force: bool,
     as_json: bool,
@@ -344,6 +346,7 @@ def anchors(
         columns=Columns(id_column, vector_column),
         seed=seed,
         force=force,
+        memory=_budget(memory),
     )
     if as_json:
         print_json(found)

@@ -39,6 +39,7 @@ class Adapted:
         base: the raw model that the network corrects, or None.
         snapshots: pooled φ(x) of some training rows during stage 1, for the report; not saved.
         bound: the terms of Theorem 7 on the validation rows, for the report; not saved.
+        forward_rows: how many rows run at once.
     """
 
     inputs: Inputs
@@ -52,6 +53,7 @@ class Adapted:
     base: Base | None = None
     snapshots: Mapping[str, Tensor] = field(default_factory=dict)
     bound: Any = None
+    forward_rows: int = FORWARD_BATCH
 
     @property
     def device(self) -> torch.device:
@@ -80,7 +82,10 @@ class Adapted:
 
     def evaluate(self, values: Any, truth: Any) -> dict[str, float]:
         """Return every metric of the task on whole sets."""
-        outputs = self.outputs(values)
+        return self.measured(self.outputs(values), truth)
+
+    def measured(self, outputs: Array, truth: Any) -> dict[str, float]:
+        """Return every metric of the task for outputs that are there."""
         wanted = self.targets.truth(truth)
         return evaluate(self.targets.task, wanted, self.as_prediction(outputs), self.targets.scores(outputs))
 
@@ -99,7 +104,7 @@ class Adapted:
     def _over(self, values: Any, made: Any) -> Array:
         rows = torch.from_numpy(self.inputs.transform(values))
         parts: list[Tensor] = [
-            made(rows[part].to(self.device)).float().cpu() for part in chunks(len(rows), FORWARD_BATCH)
+            made(rows[part].to(self.device)).float().cpu() for part in chunks(len(rows), self.forward_rows)
         ]
         return np.asarray(torch.cat(parts).numpy())
 

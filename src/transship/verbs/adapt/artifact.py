@@ -92,7 +92,7 @@ def load_adapted(folder: str | os.PathLike[str]) -> Recraft:
     from safetensors.torch import load
 
     place = Path(folder)
-    document = _document(place)
+    document = read_document(place)
     try:
         data = (place / WEIGHTS).read_bytes()
         config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
@@ -108,6 +108,12 @@ def load_adapted(folder: str | os.PathLike[str]) -> Recraft:
     known = {name: value for name, value in document["about"]["settings"].items() if hasattr(Settings, name)}
     model = Recraft(**known)
     return model._take(adapted)
+
+
+def saved_kind(folder: str | os.PathLike[str]) -> str:
+    """Return the kind of data that a saved model reads; no weights are read."""
+    inputs = read_document(Path(folder))["inputs"]
+    return "tabular" if inputs["tabular"] else str(inputs["kind"])
 
 
 def _rebuild(
@@ -202,7 +208,8 @@ def _sentence(about: Mapping[str, Any], shown: float) -> str:
     return f"{found}; {about['advice']}." if about.get("advice") else f"{found}."
 
 
-def _document(place: Path) -> dict[str, Any]:
+def read_document(place: Path) -> dict[str, Any]:
+    """Return what the folder says of its model; no weights are read."""
     try:
         document = json.loads((place / ABOUT).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

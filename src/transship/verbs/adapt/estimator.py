@@ -17,7 +17,6 @@ from transship.errors import OptionError
 from transship.numerics import chunks
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.backbone import Backbone, Body, open_backbone
-from transship.verbs.adapt.bench import FORWARD_BATCH
 from transship.verbs.adapt.settings import Settings
 from transship.verbs.adapt.source import Source
 from transship.verbs.adapt.variants import adapt_best
@@ -118,7 +117,7 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
         adapted, grid = self.adapted_, self.adapted_.network.embedder.shape.grid
         rows = torch.from_numpy(adapted.inputs.transform(X))
         found = []
-        for part in chunks(len(rows), FORWARD_BATCH):
+        for part in chunks(len(rows), adapted.forward_rows):
             tokens = adapted.network.embedder(rows[part]).detach().requires_grad_(True)
             made = source.probabilities(body(tokens, None, grid)).clamp_min(1e-12)
             if labels is None:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transship.errors import DataError
+from transship.numerics import chunks
 from transship.verbs.adapt.convolutions import RandomConvolutions
 from transship.verbs.adapt.metrics import log_softmax
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 BUCKETS = 4096  # tokens are counted by their id modulo this
+FEATURE_ROWS = 512  # whose features are held at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +58,14 @@ class RawModel:
         rows = filled(plain_rows(inputs), self.fill)
         if self.sees == "fields":
             return self._fields(rows)
+        # convolutions give thousands of features of a row: never those of all rows at once
+        made = [self._linear(rows[part]) for part in chunks(len(rows), FEATURE_ROWS)]
+        result: Array = np.concatenate(made or [self._linear(rows)]).reshape(len(rows), *self.target)
+        return result
+
+    def _linear(self, rows: Array) -> Array:
         made = features(rows, self.sees, self.convolutions)
-        made = (made - self.centre) / self.scale @ self.weight + self.bias
-        result: Array = made.reshape(len(made), *self.target)
+        result: Array = (made - self.centre) / self.scale @ self.weight + self.bias
         return result
 
     def scores(self, inputs: Any) -> Array | None:

@@ -13,9 +13,11 @@ from transship.checkpoints.atomic import atomic_file, check_target
 from transship.data import Dataset
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
-from transship.verbs.adapt.artifact import load_adapted
+from transship.verbs.adapt.adapted import Adapted
+from transship.verbs.adapt.artifact import load_adapted, saved_kind
+from transship.verbs.adapt.bench import FORWARD_BATCH
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.needs import fitting_bytes
+from transship.verbs.adapt.needs import bounding_bytes, fitting_bytes, predicting_bytes
 
 Array = np.ndarray[Any, Any]
 
@@ -172,20 +174,27 @@ def predict(
     split: str | None = None,
     out: str | Path | None = None,
     force: bool = False,
+    memory: MemoryBudget | None = None,
 ) -> tuple[Array, dict[str, float], Rows]:
     """Return predictions for a data set, its metrics where it has targets, and the rows.
 
-    Write them if asked.
+    Write them if asked. `memory` decides how many rows run at once.
     """
     if out is not None:
         check_target(out, force=force)
-    model = load_adapted(folder)
-    kind = _kind_of(model)
+    kind = saved_kind(folder)
     rows, _ = read_rows(reference, kind=kind, column=column, label=label, split=split, needs_targets=False)
-    made = model.predict(rows.inputs)
-    metrics = model.evaluate(rows.inputs, rows.targets) if rows.targets is not None else {}
+    batch = FORWARD_BATCH
+    if memory is not None and memory.limit is not None:
+        fixed, each = predicting_bytes(folder, rows.inputs)
+        batch = memory.rows(each, fixed=fixed, most=batch, what=f"predicting {len(rows.inputs):,} rows")
+    adapted = load_adapted(folder).adapted_
+    adapted.forward_rows = batch
+    outputs = adapted.outputs(rows.inputs)
+    made = adapted.targets.decode(outputs)
+    metrics = adapted.measured(outputs, rows.targets) if rows.targets is not None else {}
     if out is not None:
-        _write(Path(out), rows, made, model, force)
+        _write(Path(out), rows, made, adapted, outputs, force)
     return made, metrics, rows
 
 
@@ -197,12 +206,18 @@ def bound(
     label: str | None = None,
     split: str | None = None,
     seed: int = 0,
+    memory: MemoryBudget | None = None,
 ) -> Any:
-    """Return the terms of Theorem 7 on a data set that did not train."""
+    """Return the terms of Theorem 7 on a data set that did not train; `memory` as in `predict`."""
     from transship.verbs.adapt.bound import measure_bound
 
+    rows, _ = read_rows(reference, kind=saved_kind(folder), column=column, label=label, split=split)
+    batch = FORWARD_BATCH
+    if memory is not None and memory.limit is not None:
+        fixed, each = bounding_bytes(folder, rows.inputs)
+        batch = memory.rows(each, fixed=fixed, most=batch, what="measuring the bound")
     model = load_adapted(folder)
-    rows, _ = read_rows(reference, kind=_kind_of(model), column=column, label=label, split=split)
+    model.adapted_.forward_rows = batch
     return measure_bound(model, rows.inputs, rows.targets, seed=seed)
 
 
@@ -249,12 +264,7 @@ def _picked(rows: Rows, index: Array) -> Array:
     return np.asarray(rows.targets[index])
 
 
-def _kind_of(model: Recraft) -> str:
-    inputs = model.adapted_.inputs
-    return "tabular" if inputs.tabular else inputs.kind
-
-
-def _write(out: Path, rows: Rows, made: Array, model: Recraft, force: bool) -> None:
+def _write(out: Path, rows: Rows, made: Array, adapted: Adapted, outputs: Array, force: bool) -> None:
     suffix = out.suffix.lower()
     if suffix not in (".npy", ".csv", ".parquet"):
         raise OptionError(
@@ -275,9 +285,11 @@ def _write(out: Path, rows: Rows, made: Array, model: Recraft, force: bool) -> N
             columns["prediction"] = made.tolist()
         else:
             columns |= {f"prediction_{number}": made[:, number].tolist() for number in range(made.shape[1])}
-        if model.task_ == "classification":
-            scores = model.predict_proba(rows.inputs)
-            columns |= {f"p_{name}": scores[:, place].tolist() for place, name in enumerate(model.classes_)}
+        if adapted.targets.task == "classification":
+            classes, scores = adapted.targets.classes, adapted.targets.scores(outputs)
+            assert classes is not None
+            assert scores is not None
+            columns |= {f"p_{name}": scores[:, place].tolist() for place, name in enumerate(classes)}
         table = pyarrow.table(columns)
         (pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table)(table, str(draft))
 

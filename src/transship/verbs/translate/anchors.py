@@ -56,28 +56,38 @@ def subspace_indices(
 Way = Literal["random", "farthest", "kmeans"]
 
 
-def choose_rows(
-    vectors: Any, count: int, *, way: Way = "random", seed: int = 0, pool: int = 20_000
-) -> Indices:
+POOL = 20_000  # rows that farthest and kmeans look at
+
+
+def choose_rows(vectors: Any, count: int, *, way: Way = "random", seed: int = 0, pool: int = POOL) -> Indices:
     """Return `count` sorted row numbers to embed with the new model, so that a map can be fitted on them.
 
     random draws evenly; farthest spreads them by the angle to the mean-centred rows; kmeans takes the row
     nearest to each of `count` centres. The last two look at a random `pool` of rows when there are more.
     """
-    total = len(vectors)
+    some = candidate_rows(len(vectors), count, way=way, seed=seed, pool=pool)
+    return some if len(some) == count else some[choose_among(vectors[some], count, way=way, seed=seed)]
+
+
+def candidate_rows(total: int, count: int, *, way: Way, seed: int = 0, pool: int = POOL) -> Indices:
+    """Return the sorted row numbers that a way looks at: a random draw, for `random` the choice itself."""
+    if way not in ("random", "farthest", "kmeans"):
+        raise OptionError(f"there is no way '{way}'", where="--way", fix="choose random, farthest or kmeans")
     if not 1 <= count <= total:
         raise DataError(f"{count} anchors of {total} rows", where="--count", fix=f"ask for 1 to {total}")
+    looked_at = count if way == "random" else max(count, min(pool, total))
     rng = np.random.default_rng(derive_seed(seed, "anchors", way))
-    if way == "random":
-        return np.sort(rng.choice(total, count, replace=False))
-    some = np.sort(rng.choice(total, max(count, min(pool, total)), replace=False))
-    rows = to_tensor(np.asarray(vectors[some], dtype=np.float32))
+    return np.sort(rng.choice(total, looked_at, replace=False))
+
+
+def choose_among(vectors: Any, count: int, *, way: Way, seed: int = 0) -> Indices:
+    """Return which of the candidates' vectors [candidates, width] farthest or kmeans takes, sorted."""
+    rows = to_tensor(np.asarray(vectors, dtype=np.float32))
     directions = unit(rows - rows.mean(0))
     if way == "farthest":
-        return np.sort(some[_spread(directions, count, start=int(rng.integers(len(some))))])
-    if way == "kmeans":
-        return np.sort(some[_central(directions.numpy(), count, seed=derive_seed(seed, "kmeans") % 2**32)])
-    raise OptionError(f"there is no way '{way}'", where="--way", fix="choose random, farthest or kmeans")
+        start = int(np.random.default_rng(derive_seed(seed, "anchors start")).integers(len(rows)))
+        return np.sort(_spread(directions, count, start=start))
+    return np.sort(_central(directions.numpy(), count, seed=derive_seed(seed, "kmeans") % 2**32))
 
 
 def _spread(directions: Tensor, count: int, start: int) -> Indices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pyarrow.parquet as pq
 
 from transship.checkpoints.atomic import atomic_file
 from transship.errors import DataError, OutputError
-from transship.verbs.translate.anchors import Way, choose_rows
-from transship.verbs.translate.pairs import Pairs, read_pairs
+from transship.numerics import MemoryBudget
+from transship.verbs.translate.anchors import Indices, Way, candidate_rows, choose_among, choose_rows
+from transship.verbs.translate.needs import choosing_bytes
+from transship.verbs.translate.pairs import BATCH, Pairs, read_pairs
 from transship.verbs.translate.quality import measure as measure_rows
-from transship.verbs.translate.stores import Columns, open_source
+from transship.verbs.translate.stores import Columns, Source, open_source
 
 WAYS: tuple[Way, ...] = ("random", "farthest", "kmeans")
 
@@ -29,33 +32,68 @@ def choose_anchors(
     columns: Columns | None = None,
     seed: int = 0,
     force: bool = False,
+    memory: MemoryBudget | None = None,
 ) -> dict[str, Any]:
     """Write the ids (and texts, where the store has them) of `count` rows of `old` to a Parquet file.
 
-    With `measure`, a store of the new model's vectors, the three ways are compared by the held-out recall of
-    ridge fitted on what each chose.
+    The store is streamed: only the rows that a way looks at are kept, and written are those it chose. With
+    `measure`, a store of the new model's vectors, the three ways are compared by the held-out recall of ridge
+    fitted on what each chose. What `memory` does not hold is refused before anything is read.
     """
     if Path(target).exists() and not force:
         raise OutputError("exists already", where=target, fix="choose another name, or pass --force")
     source = open_source(old, columns)
-    vectors = np.concatenate([np.asarray(batch.vectors, dtype=np.float32) for batch in source.batches(8192)])
-    chosen = choose_rows(vectors, min(count, len(vectors)), way=way, seed=seed)
-    ids: list[Any] = []
-    texts: list[Any] = []
-    for batch in source.batches(8192):
-        ids += list(batch.ids)
-        if batch.columns is not None and "text" in batch.columns.schema.names:
-            texts += batch.columns.column("text").to_pylist()
-    table: dict[str, Any] = {"id": [_plain(ids[row]) for row in chosen]}
-    if len(texts) == len(ids):
-        table["text"] = [texts[row] for row in chosen]
+    new = None if measure is None else open_source(measure, columns)
+    if memory is not None:
+        instead = "leave --measure out" if measure is not None else ""
+        memory.require(choosing_bytes(source, new, count, way), "choosing anchors", instead)
+    some = candidate_rows(source.rows, min(count, source.rows), way=way, seed=seed)
+    candidates = _read_rows(source, some, vectors=len(some) > count)
+    if candidates.vectors is not None:
+        candidates = candidates.at(choose_among(candidates.vectors, count, way=way, seed=seed))
     with atomic_file(target, force=force) as draft:
-        pq.write_table(pa.table(table), draft)
-    found: dict[str, Any] = {"count": len(chosen), "rows": len(vectors), "way": way}
-    if measure is not None:
-        new = open_source(measure, columns)
+        pq.write_table(candidates.table(), draft)
+    found: dict[str, Any] = {"count": len(candidates.ids), "rows": source.rows, "way": way}
+    if new is not None:
         found["recall"] = compare_ways(read_pairs(source, new), count, seed=seed)
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """Rows of a store that may be chosen; `vectors` [rows, width] and `texts` where they are there."""
+
+    ids: list[Any]
+    texts: list[Any] | None
+    vectors: np.ndarray[Any, Any] | None
+
+    def at(self, rows: Indices) -> _Candidates:
+        texts = None if self.texts is None else [self.texts[row] for row in rows]
+        return _Candidates([self.ids[row] for row in rows], texts, None)
+
+    def table(self) -> pa.Table:
+        columns = {"id": self.ids} | ({} if self.texts is None else {"text": self.texts})
+        return pa.table(columns)
+
+
+def _read_rows(source: Source, wanted: Indices, *, vectors: bool) -> _Candidates:
+    """Stream the store once and keep the rows that are wanted."""
+    ids: list[Any] = []
+    texts: list[Any] | None = []
+    kept = np.empty((len(wanted), source.width), np.float32) if vectors else None
+    begin = 0
+    for batch in source.batches(BATCH):
+        first, last = np.searchsorted(wanted, [begin, begin + len(batch.ids)])
+        rows = wanted[first:last] - begin
+        ids += [_plain(batch.ids[row]) for row in rows]
+        if batch.columns is None or "text" not in batch.columns.schema.names:
+            texts = None
+        elif texts is not None:
+            texts += batch.columns.column("text").take(pa.array(rows)).to_pylist()
+        if kept is not None:
+            kept[first:last] = batch.vectors[rows]
+        begin += len(batch.ids)
+    return _Candidates(ids, texts, kept)
 
 
 def compare_ways(pairs: Pairs, count: int, *, seed: int = 0) -> dict[str, float]:

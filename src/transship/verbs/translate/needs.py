@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 
 from transship.numerics import MemoryBudget
+from transship.verbs.translate.anchors import POOL
 from transship.verbs.translate.fitting import KERNEL_MOST
-from transship.verbs.translate.pairs import FEWEST, reading_bytes
+from transship.verbs.translate.pairs import BATCH, FEWEST, reading_bytes
 from transship.verbs.translate.quality import MOST_QUERIES, SCORES
 from transship.verbs.translate.stores import Source
 
@@ -39,6 +40,22 @@ def fitting_room(memory: MemoryBudget, old: Source, new: Source, most: int | Non
     memory.require(linear + kernel, f"fitting {method} on {pairs:,} pairs", instead)
     room = memory.limit - memory.base - linear
     return min(KERNEL_MOST, math.isqrt(max(0, room) // (8 * _KERNEL_SQUARES)))
+
+
+def choosing_bytes(old: Source, new: Source | None, count: int, way: str) -> int:
+    """Return what choosing anchors takes: a batch of the store, the rows looked at, and the pairs to measure.
+
+    Looking at a row keeps its vector, centred and as a direction, in float32 and once in float64; its id and
+    text stand for 600 bytes. k-means holds the centres and the products of a batch of 4,096 with them.
+    """
+    batch = BATCH * (3 * 4 * old.width + 1200)
+    looked_at = count if way == "random" else max(count, POOL)
+    rows = min(old.rows, looked_at)
+    copies = 0 if way == "random" else 4 * 6 * rows * old.width
+    if new is not None:
+        copies += reading_bytes(old, new) + _linear_bytes(old, new, min(old.rows, new.rows))
+    centred = way == "kmeans" or new is not None
+    return batch + 600 * rows + copies + (8 * count * (3 * old.width + 2 * 4096) if centred else 0)
 
 
 def checking_bytes(old: Source, new: Source, most: int | None) -> int:
