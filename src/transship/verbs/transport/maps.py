@@ -9,7 +9,7 @@ from transship.activations import SitePair, read_bias, read_weight
 from transship.activations.record import Side
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.moved import Prepared
-from transship.verbs.transport.protocol import LayerPair, SidedMethod, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, MappedMethod, SidedMethod, TransportMethod
 from transship.verbs.transport.rebasin import Axes
 
 
@@ -67,8 +67,8 @@ class Maps:
         return out, into
 
     def map(self, pair: SitePair, layer: LayerPair, side: Side) -> LinearMap:
-        """Return a map of a sided method, fitted once for all pairs that share their Moments."""
-        assert isinstance(self.method, SidedMethod)
+        """Return a map of a method, fitted once for all pairs that share their Moments."""
+        assert isinstance(self.method, MappedMethod)
         collected = self.prepared.collected
         entry: Any = None if collected is None else collected.entries.get((pair.name, side))
         key: tuple[Any, ...] = (

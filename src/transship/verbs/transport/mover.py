@@ -12,6 +12,7 @@ from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.moved import Factors, LayerReport, Left, Moved, Prepared
 from transship.verbs.transport.protocol import (
     LayerPair,
+    MappedMethod,
     SidedMethod,
     TransportMethod,
     move,
@@ -91,8 +92,9 @@ class Mover:
         change = self.changes.of(pair, vector)
         if vector:
             moved = self._vector(change, layer, pair)
-        elif isinstance(self.method, SidedMethod):
-            moved = move(change, self.maps.map(pair, layer, "input"), self.maps.map(pair, layer, "output"))
+        elif isinstance(self.method, MappedMethod):
+            maps = self.maps.map(pair, layer, "input"), self.maps.map(pair, layer, "output")
+            moved = move(self.method.carried(change, layer), *maps)
         else:
             moved = self.method.transport(change, layer)
         self._report(pair, layer, change, moved, vector, vector)
@@ -114,8 +116,8 @@ class Mover:
         return moved
 
     def _vector(self, change: Tensor, layer: LayerPair, pair: SitePair) -> Tensor:
-        if isinstance(self.method, SidedMethod):
-            return move_vector(change, self.maps.map(pair, layer, "output"))
+        if isinstance(self.method, MappedMethod):
+            return move_vector(self.method.carried(change, layer), self.maps.map(pair, layer, "output"))
         return self.method.transport_vector(change, layer)
 
     def _put(self, site: Site, parameter: str, moved: Tensor) -> None:

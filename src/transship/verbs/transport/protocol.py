@@ -106,10 +106,9 @@ class TransportMethod(Method):
         """Return the update of a vector along the output axis: a bias, the shift of a norm."""
 
 
-class SidedMethod(TransportMethod):
-    """A method of the form τ_B = T_outᵀ τ_A T_in: one map per side, whatever the update.
-
-    Because the form is a product, the factors of a low-rank update move one by one and the rank stays.
+class MappedMethod(TransportMethod):
+    """A method of the form τ_B = T_outᵀ c(τ_A) T_in: one map per side, fitted once for all layers that share
+    it.
     """
 
     @abstractmethod
@@ -120,13 +119,24 @@ class SidedMethod(TransportMethod):
     def output_map(self, pair: LayerPair) -> LinearMap:
         """Return T_out (out_a × out_b)."""
 
+    def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
+        """Return c(τ_A), what goes through the maps: the update itself, unless the method is a control."""
+        return update
+
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
-        """Return T_outᵀ τ_A T_in in the update's dtype."""
-        return move(update, self.input_map(pair), self.output_map(pair))
+        """Return T_outᵀ c(τ_A) T_in in the update's dtype."""
+        return move(self.carried(update, pair), self.input_map(pair), self.output_map(pair))
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
-        """Return T_outᵀ δb."""
-        return move_vector(update, self.output_map(pair))
+        """Return T_outᵀ c(δb)."""
+        return move_vector(self.carried(update, pair), self.output_map(pair))
+
+
+class SidedMethod(MappedMethod):
+    """A method whose maps carry the update itself: τ_B = T_outᵀ τ_A T_in.
+
+    Because the form is a product, the factors of a low-rank update move one by one and the rank stays.
+    """
 
 
 def move(

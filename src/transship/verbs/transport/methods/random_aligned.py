@@ -8,11 +8,11 @@ from torch import Tensor
 
 from transship.geometry import LinearMap, procrustes
 from transship.verbs.transport.draws import gaussian_like
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, move, move_vector
+from transship.verbs.transport.protocol import LayerPair, MappedMethod, Requirements
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomAligned(TransportMethod):
+class RandomAligned(MappedMethod):
     """Carry Gaussian noise with the norm of the source's update through the Procrustes maps.
 
     The baseline τ_A^(random→B) of THESEUS, Table 1: the alignment without the update. Whatever it gains, a
@@ -26,15 +26,14 @@ class RandomAligned(TransportMethod):
         """Cross moments."""
         return Requirements(parts=("ab",), hidden=1.0)
 
-    def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
-        """Return T_outᵀ R T_in with ‖R‖ = ‖τ_A‖."""
-        noise = gaussian_like(update, update.shape, pair.seed, pair.name)
-        return move(noise, self._map(pair, "inputs"), self._map(pair, "outputs"))
+    def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
+        """Return R with ‖R‖ = ‖τ_A‖."""
+        return gaussian_like(update, update.shape, pair.seed, pair.name)
 
-    def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
-        """Return T_outᵀ r with ‖r‖ = ‖δb_A‖."""
-        noise = gaussian_like(update, update.shape, pair.seed, pair.name)
-        return move_vector(noise, self._map(pair, "outputs"))
+    def input_map(self, pair: LayerPair) -> LinearMap:
+        """Return the T_in of THESEUS."""
+        return procrustes(pair.side("inputs"))
 
-    def _map(self, pair: LayerPair, side: str) -> LinearMap:
-        return procrustes(pair.side(side))
+    def output_map(self, pair: LayerPair) -> LinearMap:
+        """Return the T_out of THESEUS."""
+        return procrustes(pair.side("outputs"))
