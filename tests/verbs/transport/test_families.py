@@ -177,6 +177,39 @@ def test_t5_gpt2_and_llama_twins_of_one_model_get_their_update_back(kit, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_rotated_llama_gets_the_rotated_fine_tune(kit, tmp_path):
+    torch.manual_seed(0)
+    base = kit.spread(llama(32, 4), 7)
+    with torch.no_grad():
+        for name, parameter in base.named_parameters():
+            if "norm" in name:  # a root mean square is the same in every rotated basis; a gain is not
+                parameter.fill_(1.0)
+    tuned = kit.nudge(base, size=0.05, names=lambda name: "norm" not in name)
+    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64))[0]
+
+    def rotated(model: nn.Module) -> nn.Module:
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, parameter in twin.named_parameters():
+                if "norm" in name:
+                    continue
+                writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+                wide = parameter.double()
+                parameter.copy_(turn.T @ wide if writes else wide @ turn)
+        return twin
+
+    models = {"a": base, "tuned": tuned, "b": rotated(base)}
+    folders = [save(model, tmp_path / title) for title, model in models.items()]
+    options = {"method": "theseus", "strength": 1.0, "batches": 8, "dtype": "float64", "tokens_per_input": 0}
+    moved = transport(*folders, data=sentences(256), **options)
+    ids = torch.randint(3, VOCABULARY, (8, 11))
+    with torch.no_grad():
+        made, wanted, before = (model(ids).logits for model in (moved.model().float(), tuned, models["b"]))
+    assert float((made - wanted).abs().max()) < 1e-4
+    assert float((before - wanted).abs().max()) > 0.05, "the fine-tune does something"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_an_adapter_becomes_an_adapter_that_equals_the_dense_transport(kit, tmp_path, name):
     peft = pytest.importorskip("peft")
