@@ -1,0 +1,101 @@
+"""The parts of a fit: backbone, source, head, network, and the device that they run on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transship import parallel
+from transship.data import find_model
+from transship.errors import OptionError
+from transship.numerics import derive_seed
+from transship.verbs.adapt.backbone import Backbone, open_backbone
+from transship.verbs.adapt.embedders import Shape, shape_for
+from transship.verbs.adapt.heads import HeadShape
+from transship.verbs.adapt.network import Network, new_embedder
+from transship.verbs.adapt.problem import Problem
+from transship.verbs.adapt.protocol import AdaptMethod
+from transship.verbs.adapt.settings import Settings
+from transship.verbs.adapt.source import Source, open_source
+
+
+def backbone_of(settings: Settings) -> Backbone:
+    """Open the backbone that the settings name or hold."""
+    reference = settings.backbone
+    if isinstance(reference, str | Path):
+        found = open_backbone(str(find_model(reference)), trust_remote_code=settings.trust_remote_code)
+        found.loaded.name = str(reference)
+        return found
+    return open_backbone(reference)
+
+
+def source_of(
+    settings: Settings, method: AdaptMethod, backbone: Backbone, watch: Callable[[str, int, int], None]
+) -> Source | None:
+    """Return the source's features and head, made once; None for methods that need none."""
+    if not method.needs_source:
+        return None
+    cache = None if settings.cache is None else Path(settings.cache)
+    return open_source(
+        backbone,
+        settings.proxy,
+        items=settings.proxy_items,
+        omega=settings.omega,
+        seed=settings.seed,
+        cache=cache,
+        watch=lambda done, total: watch("proxy", done, total),
+    )
+
+
+def head_shape_of(problem: Problem, backbone: Backbone, shape: Shape, source: Source | None) -> HeadShape:
+    """Return what the head is built from."""
+    settings, targets, grid = problem.settings, problem.targets, shape.grid
+    for _ in range(len(getattr(backbone.loaded.config, "depths", None) or [0]) - 1):
+        grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # a Swin merges pairs of rows and columns between stages
+    predictor: Any = settings.predictor  # `auto` was replaced before
+    return HeadShape(
+        predictor,
+        backbone.width_out,
+        targets.outputs,
+        targets.size,
+        grid,
+        shape.prefix,
+        source.classes if source is not None and settings.predictor == "transport" else 0,
+    )
+
+
+def embedder_shape_of(problem: Problem, backbone: Backbone) -> Shape:
+    """Return how φ cuts these inputs into tokens."""
+    settings, inputs = problem.settings, problem.inputs
+    options: Any = {"tokens": settings.tokens, "patch": settings.patch, "stem": settings.stem}
+    return shape_for(backbone.theta, inputs.size, inputs.channels, **options)
+
+
+def network_of(
+    backbone: Backbone, shape: Shape, head_shape: HeadShape, method: AdaptMethod, seed: int
+) -> Network:
+    """Return φ, body and head as they start."""
+    embedder = new_embedder(shape, backbone.theta, derive_seed(seed, "embedder"))
+    body = backbone.body() if method.pretrained else backbone.scratch_body(derive_seed(seed, "body"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "head"))
+        head = head_shape.build()
+    return Network(embedder, body, head)
+
+
+def accelerator_of(settings: Settings) -> Any:
+    """Return accelerate's handle on the device, the precision and the other processes."""
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+    if settings.device not in ("auto", "cpu", "cuda", "mps"):
+        raise OptionError(f"there is no device '{settings.device}'", where="device", fix="choose auto or cpu")
+    from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+
+    # accelerate keeps one state per process, and a second fit may want another precision
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != settings.precision:
+        AcceleratorState._reset_state(reset_partial_state=False)
+    parallel.join()
+    # of several processes accelerate finds a CPU's only when told that there is nothing else
+    cpu = settings.device == "cpu" or not torch.accelerator.is_available()
+    return Accelerator(cpu=cpu, mixed_precision=settings.precision)
