@@ -160,13 +160,54 @@ class FolderRows(MemoryRows):
             self.rows = np.memmap(self.vectors, np.float32, "r", shape=(len(self.places), self.width))
 
 
-class QdrantRows:
+class _BesideRows:
+    """Rows of a second collection or table beside the old one.
+
+    Attributes:
+        old: the index that is moved.
+        place: what the store knows the new rows by: a collection's name, or an open table.
+        known: ids that have moved.
+    """
+
+    def __init__(self, old: Any, place: Any, model: str) -> None:
+        """Start without rows."""
+        self.old, self.place, self.stamp = old, place, Stamp(model)
+        self.known: set[Any] = set()
+
+    def __len__(self) -> int:
+        """Return how many rows have moved."""
+        return len(self.known)
+
+    def __contains__(self, identity: object) -> bool:
+        """Return whether a row has moved."""
+        return identity in self.known
+
+    def some(self, count: int) -> list[Any]:
+        """Return some ids that have moved."""
+        return list(islice(self.known, count))
+
+    def many(self, ids: Sequence[Any]) -> Array:
+        """Return the vectors of ids that have moved."""
+        found: Array = self.old.stored(self.place, ids)
+        return found
+
+    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest moved rows."""
+        if not self.known:
+            return [[] for _ in queries], np.empty((len(queries), 0), np.float32)
+        found: tuple[list[list[Any]], Array] = self.old.nearest(
+            self.place, queries, min(count, len(self.known))
+        )
+        return found
+
+
+class QdrantRows(_BesideRows):
     """Points of a second collection with the same ids and payloads; upserts come twice without harm."""
 
     def __init__(self, old: QdrantIndex, name: str, model: str = "") -> None:
         """Name the collection; it is made with the first row."""
-        self.old, self.client, self.name, self.stamp = old, old.client, name, Stamp(model)
-        self.known: set[Any] = set()
+        super().__init__(old, name, model)
+        self.client = old.client
         if self.client.collection_exists(name):
             offset: Any = None
             while True:
@@ -175,70 +216,34 @@ class QdrantRows:
                 if offset is None:
                     break
 
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
-        return len(self.known)
-
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-        return identity in self.known
-
-    def some(self, count: int) -> list[Any]:
-        """Return some ids that have moved."""
-        return list(islice(self.known, count))
-
     def add(self, ids: Sequence[Any], vectors: Array) -> None:
         """Upsert points with the payloads of the old ones."""
         from transship.verbs.translate.stores.qdrant import create, points
 
-        if not self.client.collection_exists(self.name):
-            create(self.client, self.name, int(vectors.shape[1]), self.old.params.distance, self.old.vector)
+        if not self.client.collection_exists(self.place):
+            create(self.client, self.place, int(vectors.shape[1]), self.old.params.distance, self.old.vector)
         found = {
             point.id: dict(point.payload or {})
             for point in self.client.retrieve(self.old.name, list(ids), with_payload=True)
         }
         payloads = [found.get(identity, {}) for identity in ids]
         made = points(ids, vectors, payloads, self.old.vector, self.stamp)
-        self.client.upsert(self.name, made, wait=True)
+        self.client.upsert(self.place, made, wait=True)
         self.known.update(ids)
 
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved."""
-        return self.old.stored(self.name, ids)
 
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest moved points."""
-        if not self.known:
-            return [[] for _ in queries], np.empty((len(queries), 0), np.float32)
-        return self.old.nearest(self.name, queries, min(count, len(self.known)))
-
-
-class LanceRows:
+class LanceRows(_BesideRows):
     """Rows of a second table with the same ids and other columns; every `add` is one commit."""
 
     def __init__(self, old: LanceIndex, name: str, model: str = "") -> None:
         """Name the table; it is made with the first row."""
         from transship.verbs.translate.stores.lance import connect, open_or_none
 
-        self.old, self.name, self.stamp = old, name, Stamp(model)
-        self.database = connect(old.location)
-        self.table = open_or_none(self.database, old.location, name)
-        self.known: set[Any] = set()
-        if self.table is not None:
-            ids = self.table.search().select([old.key]).limit(self.table.count_rows()).to_arrow()
+        self.name, self.database = name, connect(old.location)
+        super().__init__(old, open_or_none(self.database, old.location, name), model)
+        if self.place is not None:
+            ids = self.place.search().select([old.key]).limit(self.place.count_rows()).to_arrow()
             self.known = set(ids.column(old.key).to_pylist())
-
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
-        return len(self.known)
-
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-        return identity in self.known
-
-    def some(self, count: int) -> list[Any]:
-        """Return some ids that have moved."""
-        return list(islice(self.known, count))
 
     def add(self, ids: Sequence[Any], vectors: Array) -> None:
         """Insert rows with the other columns of the old ones, or replace them."""
@@ -249,22 +254,12 @@ class LanceRows:
         places = {identity: number for number, identity in enumerate(ids)}
         order = [places[identity] for identity in rows.column(self.old.key).to_pylist()]
         made = stamped(Batch(ids, vectors, rows), np.asarray(vectors)[order], self.old.column, self.stamp)
-        if self.table is None:
-            self.table = self.database.create_table(self.name, data=made)
+        if self.place is None:
+            self.place = self.database.create_table(self.name, data=made)
         else:
-            merge = self.table.merge_insert(self.old.key)
+            merge = self.place.merge_insert(self.old.key)
             merge.when_matched_update_all().when_not_matched_insert_all().execute(made)
         self.known.update(ids)
-
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved."""
-        return self.old.stored(self.table, ids)
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest moved rows."""
-        if not self.known:
-            return [[] for _ in queries], np.empty((len(queries), 0), np.float32)
-        return self.old.nearest(self.table, queries, min(count, len(self.known)))
 
 
 def open_rows(old: OldIndex, where: str | Path | bool | None, model: str = "") -> NewRows:
