@@ -18,7 +18,8 @@ def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: 
                     for case in cases
                     if (dict(case)["variant"], dict(case)["task"]) == (variant, task)
                 }
-                assert {"raw", "nft", "recraft", "fa"} <= parts
+                unaided = {"raw"} if own.get("raw", True) else set()
+                assert {*unaided, "nft", "recraft", "fa"} <= parts
                 assert parts - {"raw", "fno"} <= set(TITLES)
 
 
@@ -43,13 +44,22 @@ def test_the_raw_part_of_a_case_runs_without_a_model(tmp_path):
     assert found["rocket"] > max(found["logistic"], found["ridge"], found["constant"])
 
 
+def test_a_variant_with_fewer_seeds_leaves_the_others_out(tmp_path):
+    suite = load_suite("recraft-series")
+    options = suite.scales["full"].options
+    case = {"variant": "all", "task": "ECG5000", "backbone": "minilm-l6", "part": "nft"}
+    for seed in (2, 3, 4, 7):
+        context = Context(suite.name, Case(case, seed), options, Cache(tmp_path))
+        assert not list(suite.run(Case(case, seed), context))
+
+
 @pytest.mark.slow
 def test_a_case_of_the_series_suite_adapts_a_real_encoder(tmp_path, minilm):
     suite = load_suite("recraft-series")
     own = dict(suite.scales["quick"].options["variants"]["low"])
     own |= {"rows": 40, "test": 20, "settings": {**own["settings"], "epochs": 1}}
     case = Case({"variant": "low", "task": "waves", "backbone": str(minilm), "part": "nft"}, 0)
-    context = Context(suite.name, case, {"variants": {"low": own}}, Cache(tmp_path))
+    context = Context(suite.name, case, {"seeds": 1, "variants": {"low": own}}, Cache(tmp_path))
     (found,) = suite.run(case, context)
     assert found.factors["method"] == "nft"
     assert 0 <= found.metrics["accuracy"] <= 1
