@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
+from transship.cli import group
 from transship.cli.adapt import command
 from transship.errors import TransshipError
 
@@ -102,6 +103,9 @@ def test_a_fit_prints_the_baselines_beside_the_model_and_says_which_to_use(fitte
     assert any(word in done.output for word in ("use the raw", "use the adapted", "show no difference"))
     assert (out / "model.safetensors").is_file()
     assert not list(out.parent.glob(".model.work"))
+    shown = CliRunner().invoke(group, ["inspect", str(out)]).output
+    assert "adapted model, recraft on" in shown
+    assert "raw rocket: 0." in shown
 
 
 def test_the_page_has_all_pictures_of_the_paper(fitted: tuple[Path, Result]):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from transship.cli import group
 from transship.cli.translate import command
 from transship.errors import DataError, OptionError
 
@@ -58,6 +59,10 @@ def test_a_map_is_fitted_checked_planned_and_applied(stores: tuple[str, str], tm
         assert said in done.output
     html = page.read_text()
     assert "What to do" in html
+    shown = CliRunner().invoke(group, ["inspect", str(tmp_path / "map")]).output
+    assert "map of embeddings" in shown
+    assert "a → b" in shown
+    assert "old index alone" in shown
     assert "Recall by number of pairs" in html
 
     checked = json.loads(run("check", tmp_path / "map", old, new, "--json").stdout)

@@ -1,4 +1,4 @@
-"""`transship inspect`: what a checkpoint, an adapter, an update or a map is."""
+"""`transship inspect`: what a checkpoint, an adapter, an update, a map or another artifact is."""
 
 from __future__ import annotations
 
@@ -29,13 +29,20 @@ _MOVED_MOST = 12  # tensors of an update that are printed
 def command(
     path: str, base: str | None, all_sites: bool, as_json: bool, trust_remote_code: bool, allow_pickle: bool
 ) -> None:
-    """Show what PATH is: a checkpoint (folder, file or hub id), an adapter, or a map.
+    """Show what PATH is: a checkpoint (folder, file or hub id), an adapter, or what a verb wrote.
 
-    Names, shapes and dtypes come from the files' headers; weights are read only for --base.
+    Of a map, an adapted model or a fusion it says how it was made and what was measured. Names, shapes and
+    dtypes of weights come from the files' headers; weights are read only for --base.
     """
     from transship.checkpoints import open as open_checkpoint
     from transship.checkpoints.describe import describe
+    from transship.cli._artifacts import describe_artifact
 
+    made = describe_artifact(path)
+    if made is not None and base is None:
+        figures, lines = made
+        print_json(figures) if as_json else click.echo("\n".join(lines))
+        return
     allowed = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     with open_checkpoint(local_model(path), **allowed) as checkpoint:
         description = dataclasses.replace(describe(checkpoint), name=path)

@@ -13,14 +13,15 @@ def advice(validation: float, rows: int, metric: str, raw: Sequence[Mapping[str,
     best = min(raw, key=lambda row: row["validation"])
     name, figure = best["name"], float(best["validation"])
     noise = _noise(validation, figure, rows, metric)
-    shown = f"{metric} {validation:.4f} against {figure:.4f} on {rows} validation rows"
+    figures = f"{metric} {validation:.4f} against {figure:.4f}"
+    shown = f"{figures} on {rows} validation rows"
     if validation < figure - noise:
         return f"use the adapted model ({method}): {shown} of the best raw baseline ({name})"
     if validation > figure + noise:
         return f"use the raw baseline {name}, not the adapted model ({method}): {shown}"
     return (
         f"{rows} validation rows show no difference between the adapted model ({method}) and the raw "
-        f"baseline {name}: {shown}; {name} is the cheaper one"
+        f"baseline {name}: {figures}; {name} is the cheaper one"
     )
 
 

@@ -88,7 +88,7 @@ def load_map(folder: str | Path) -> SavedMap:
     from safetensors.numpy import load
 
     place = Path(folder)
-    document = _document(place)
+    document = read_document(place)
     try:
         data = (place / ARRAYS_FILE).read_bytes()
     except OSError as error:
@@ -125,7 +125,8 @@ def map_hash(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _document(place: Path) -> dict[str, Any]:
+def read_document(place: Path) -> dict[str, Any]:
+    """Return what the folder says of its map; no arrays are read."""
     try:
         document = json.loads((place / ABOUT_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

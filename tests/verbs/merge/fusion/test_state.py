@@ -75,6 +75,7 @@ def test_the_command_line_walks_from_start_to_report(bert: Path, tmp_path: Path)
     matrix = found["quality"]["heads"]["carried-polished"]["matrix"]
     assert [sum(value is not None for value in row) for row in matrix] == [1, 2, 3]
     assert found["bytes"]["inputs of task-1"] > 0
+    assert "average on" in CliRunner().invoke(group, ["inspect", str(out)]).output
     shown = run("status", out, "--report", tmp_path / "report.html")
     assert "BWT" in shown
     assert "inputs of task-0" in shown
