@@ -37,6 +37,7 @@ def page_of(word: str, *, figure: bool = False) -> Page:
     """Return a page with `word` in every place that takes a string from outside."""
     blocks: list[object] = [
         Text(word, tone="note"),
+        Text(word, folded=word),
         KeyFigures([KeyFigure(word, word, word)]),
         Table([word, Column(word, help=word, code=True)], [[word, word], [word, 1]], caption=word),
     ]

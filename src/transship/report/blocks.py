@@ -16,10 +16,12 @@ class Text:
     Attributes:
         body: the text.
         tone: a plain paragraph, or a box: note, good (confirmed), warning, bad (refuted).
+        folded: what stands in its place until it is opened; empty shows the text at once.
     """
 
     body: str
     tone: Literal["plain", "note", "good", "warning", "bad"] = "plain"
+    folded: str = ""
 
     @property
     def paragraphs(self) -> list[str]:
@@ -28,7 +30,8 @@ class Text:
 
     def to_markdown(self) -> str:
         """Return the paragraphs; a box becomes a quotation."""
-        body = "\n\n".join(_markdown_text(part) for part in self.paragraphs)
+        parts = [*([f"**{self.folded}**"] if self.folded else []), *self.paragraphs]
+        body = "\n\n".join(_markdown_text(part) for part in parts)
         return body if self.tone == "plain" else "\n".join(f"> {line}" for line in body.split("\n"))
 
 

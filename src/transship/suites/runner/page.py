@@ -132,8 +132,9 @@ def _claim_blocks(claims: Sequence[Judgement]) -> list[report.Block]:
     boxes: list[report.Block] = []
     for claim in claims:
         source = f" ({claim.source})" if claim.source else ""
-        body = f"**{claim.verdict}**: {claim.text}{source}\n\n{claim.reason}. Rule: {claim.rule}."
+        body = f"**{claim.verdict}**: {claim.text}{source}\n\n{claim.reason[:1].upper()}{claim.reason[1:]}."
         boxes.append(report.Text(body, tone=_TONES[claim.verdict]))
+    rules = "\n\n".join(f"**{claim.text}** {claim.rule[:1].upper()}{claim.rule[1:]}." for claim in claims)
     columns = ["claim", "mean", "interval from", "to", "per seed"]
     rows = [
         [claim.text, shown(claim.spread), claim.low, claim.high, list(claim.per_seed)] for claim in claims
@@ -144,7 +145,8 @@ def _claim_blocks(claims: Sequence[Judgement]) -> list[report.Block]:
     caption += (
         "and its value for every seed. Claims are judged one by one; nothing corrects for their number."
     )
-    return [*boxes, report.Table(columns, rows, caption)]
+    decided = report.Text(rules, folded="How each claim is decided") if claims else None
+    return [*boxes, report.Table(columns, rows, caption), *([decided] if decided else [])]
 
 
 def _curve_block(curve: CurveResult) -> report.Figure:
