@@ -8,7 +8,9 @@ import pytest
 from transship.errors import OutputError
 from transship.suites import SuiteResult, SuiteRun, load_suite, run_suite
 from transship.suites.runner.bench import check_output, write_joint, write_results
-from transship.suites.runner.page import joint_page, suite_page
+from transship.suites.runner.page import joint_page, suite_page, table_block
+from transship.suites.runner.results import TableResult
+from transship.suites.runner.verdict import Spread
 
 
 @pytest.fixture
@@ -32,6 +34,17 @@ def test_markdown_has_our_numbers_beside_the_papers(suite, result: SuiteResult):
         "Mean ± standard deviation over 3 seeds. The paper's figures: Table 1. "
         "Difference in setting: none of it is real." in text
     )
+
+
+def test_a_column_that_nothing_was_measured_for_is_left_out():
+    there, nothing = Spread(0.5, 0.1, 3), Spread(None, None, 0)
+    names, plain = ("measured", "empty", "the paper's alone"), (False, False, False)
+    cells = ((there, nothing, nothing),)
+    table = TableResult("", ("row",), names, (1, 1, 1), plain, cells, ((None, None, 2.0),), "", "")
+    headings = [column.name for column in table_block(table).columns]
+    assert headings == ["", "measured", "the paper's alone", "paper: the paper's alone"]
+    bare = TableResult("", ("row",), names, (1, 1, 1), plain, ((nothing,) * 3,), ((None,) * 3,), "", "")
+    assert [column.name for column in table_block(bare).columns] == ["", *names]
 
 
 def test_the_page_says_verdict_rule_and_numbers(suite, result: SuiteResult):

@@ -64,9 +64,15 @@ def note_sections(papers: Iterable[Paper]) -> list[report.Section]:
 
 
 def table_block(table: TableResult) -> report.Table:
-    """Return the table: ours as mean ± sd, the paper's figure right of it where it has one."""
+    """Return the table: ours as mean ± sd, the paper's figure right of it where it has one.
+
+    A column that nothing was measured for is left out, unless the paper has figures there or all are empty.
+    """
     columns: list[report.Column] = [report.Column("")]
-    for place, name in enumerate(table.columns):
+    filled = [place for place in range(len(table.columns)) if _is_filled(table, place)]
+    shown_places = filled or list(range(len(table.columns)))
+    for place in shown_places:
+        name = table.columns[place]
         heading = f"{name} [%]" if table.percent[place] else name
         columns.append(report.Column(heading, decimals=table.digits[place]))
         if _has_paper(table, place):
@@ -74,8 +80,9 @@ def table_block(table: TableResult) -> report.Table:
     rows = []
     for name, cells, paper in zip(table.rows, table.cells, table.paper, strict=True):
         row: list[Any] = [name]
-        for place, cell in enumerate(cells):
-            row += [shown(cell), paper[place]] if _has_paper(table, place) else [shown(cell)]
+        for place in shown_places:
+            cell = shown(cells[place])
+            row += [cell, paper[place]] if _has_paper(table, place) else [cell]
         rows.append(row)
     return report.Table(columns, rows, caption=table_note(table))
 
@@ -126,6 +133,10 @@ def shown(spread: Spread) -> report.Spread | float | None:
 
 def _has_paper(table: TableResult, place: int) -> bool:
     return any(row[place] is not None for row in table.paper)
+
+
+def _is_filled(table: TableResult, place: int) -> bool:
+    return _has_paper(table, place) or any(row[place].mean is not None for row in table.cells)
 
 
 def _claim_blocks(claims: Sequence[Judgement]) -> list[report.Block]:
