@@ -198,3 +198,10 @@ def test_help_imports_no_heavy_library():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_less_memory_than_suites_take_is_refused_with_the_least(folder: Path, tmp_path: Path):
+    refused = bench(folder, "counting", "--quick", "--memory", "2GB")
+    assert "--memory: a suite needs at least 6.4 GB and may take 2.0 GB" in str(refused.exception)
+    assert not (tmp_path / "transship-bench").exists()
+    assert bench(folder, "counting", "--quick", "--memory", "8GB").exit_code == 0

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import print_json
+from transship.cli.options import memory_option, print_json
 
 if TYPE_CHECKING:
     from transship.suites.runner import Suite
     from transship.suites.runner.bench import SuiteCard
     from transship.suites.runner.results import SuiteResult
     from transship.suites.runner.run import SuiteRun
+
+
+# the most that a process of a small suite was seen to take is 4 GB (theseus-text), rounded up
+WORK = 6_000_000_000
 
 
 @click.command("bench", epilog="Example: transship bench shared-geometry --quick")
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes side by side."
 )
+@memory_option
 @click.option(
     "--device", help="Where models run [default: cuda for suites that need a GPU, cpu for all others]."
 )
@@ -67,6 +72,7 @@ def command(
     out: Path,
     seed: int,
     jobs: int,
+    memory: str | None,
     device: str | None,
     changes: tuple[tuple[str, str], ...],
     fresh: bool,
@@ -84,8 +90,10 @@ def command(
     $TRANSSHIP_CACHE/suites or ~/.cache/transship/suites.
     """
     from transship.errors import OptionError
+    from transship.numerics import MemoryBudget
     from transship.suites.runner import bench
 
+    MemoryBudget.parse(memory).require(WORK, "a suite")
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
     if so_far and fresh:
