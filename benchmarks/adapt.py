@@ -1,7 +1,7 @@
 """Speed of adapt: FA's Sinkhorn beside the embedder, stage 1 beside naive fine-tuning, and a whole fit.
 
-Takes a quarter of an hour, most of it the whole fit. Ratios are taken within one run, in CPU seconds, except
-that of the whole fit.
+Takes five minutes on two cores, most of it the whole fit. Ratios are taken within one run, in CPU seconds,
+except that of the whole fit.
 """
 
 from __future__ import annotations

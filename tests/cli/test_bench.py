@@ -205,3 +205,5 @@ def test_less_memory_than_suites_take_is_refused_with_the_least(folder: Path, tm
     assert "--memory: a suite needs at least 6.4 GB and may take 2.0 GB" in str(refused.exception)
     assert not (tmp_path / "transship-bench").exists()
     assert bench(folder, "counting", "--quick", "--memory", "8GB").exit_code == 0
+    unknown = bench(folder, "counting", "--scale", "paper", "--memory", "8GB")
+    assert "nobody has measured what --scale paper takes" in str(unknown.exception)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transship.suites.runner.run import SuiteRun
 
 
-# the most that a process of a small suite was seen to take is 4 GB (theseus-text), rounded up
+# the most that a process of a quick or full scale was seen to take is 4 GB (theseus-text), rounded up
 WORK = 6_000_000_000
 
 
@@ -93,6 +93,10 @@ def command(
     from transship.numerics import MemoryBudget
     from transship.suites.runner import bench
 
+    if memory is not None and scale in ("large", "paper"):
+        raise OptionError(
+            f"nobody has measured what --scale {scale} takes", where="--memory", fix="leave --memory out"
+        )
     MemoryBudget.parse(memory).require(WORK, "a suite")
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")

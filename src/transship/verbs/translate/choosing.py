@@ -17,6 +17,7 @@ from transship.verbs.translate.anchors import Indices, Way, candidate_rows, choo
 from transship.verbs.translate.needs import choosing_bytes
 from transship.verbs.translate.pairs import BATCH, Pairs, read_pairs
 from transship.verbs.translate.quality import measure as measure_rows
+from transship.verbs.translate.rows import plain_id
 from transship.verbs.translate.stores import Columns, Source, open_source
 
 WAYS: tuple[Way, ...] = ("random", "farthest", "kmeans")
@@ -85,7 +86,7 @@ def _read_rows(source: Source, wanted: Indices, *, vectors: bool) -> _Candidates
     for batch in source.batches(BATCH):
         first, last = np.searchsorted(wanted, [begin, begin + len(batch.ids)])
         rows = wanted[first:last] - begin
-        ids += [_plain(batch.ids[row]) for row in rows]
+        ids += [plain_id(batch.ids[row]) for row in rows]
         if batch.columns is None or "text" not in batch.columns.schema.names:
             texts = None
         elif texts is not None:
@@ -113,7 +114,3 @@ def compare_ways(pairs: Pairs, count: int, *, seed: int = 0) -> dict[str, float]
         fitted = Ridge().fit(pool.old[rows], pool.new[rows])
         found[way] = measure_rows(fitted.transform(held.old), held.new).recall
     return found
-
-
-def _plain(identity: Any) -> Any:
-    return identity.item() if isinstance(identity, np.generic) else identity

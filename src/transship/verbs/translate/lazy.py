@@ -15,6 +15,7 @@ from transship.verbs.translate.base import Translator
 from transship.verbs.translate.moving import Moved
 from transship.verbs.translate.new_rows import NewRows, open_rows
 from transship.verbs.translate.quality import fuse, unit_rows
+from transship.verbs.translate.rows import plain_id
 from transship.verbs.translate.searching import OldIndex, open_index
 from transship.verbs.translate.stores import Source, Stamp, is_finished, open_sink, open_source
 
@@ -178,7 +179,7 @@ class LazyIndex:
         try:
             yield Moved(len(self.native), source.rows)
             for batch in source.batches(part):
-                ids = [_plain(identity) for identity in batch.ids]
+                ids = [plain_id(identity) for identity in batch.ids]
                 if any(identity not in self.native for identity in ids):
                     self.move(ids)
                     yield Moved(len(self.native), source.rows)
@@ -191,11 +192,11 @@ class LazyIndex:
         stamp = Stamp(self.model, source=source.fingerprint())
         if is_finished(target, source, stamp):
             return
-        first = _plain(next(iter(source.batches(1))).ids[0])
+        first = plain_id(next(iter(source.batches(1))).ids[0])
         sink = open_sink(target, source, stamp, width=self.native.many([first]).shape[1])
         try:
             for batch in source.batches(WRITE_ROWS, sink.done):
-                sink.write(batch, self.native.many([_plain(identity) for identity in batch.ids]))
+                sink.write(batch, self.native.many([plain_id(identity) for identity in batch.ids]))
                 yield Moved(len(self.native), source.rows)
             sink.finish()
         finally:
@@ -285,10 +286,6 @@ class LazyIndex:
         if self.translator is None:
             raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
         return unit_rows(self.translator.transform(self.index.vectors(ids)))
-
-
-def _plain(identity: Any) -> Any:
-    return identity.item() if isinstance(identity, np.generic) else identity
 
 
 def _unpack(given: Translator | SavedMap | str | Path | None) -> tuple[Translator | None, dict[str, Any]]:

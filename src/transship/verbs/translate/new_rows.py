@@ -16,6 +16,7 @@ import numpy as np
 
 from transship.errors import DataError
 from transship.verbs.translate.quality import neighbours, unit_rows
+from transship.verbs.translate.rows import plain_id
 from transship.verbs.translate.searching import LanceIndex, OldIndex, QdrantIndex
 from transship.verbs.translate.stores import Stamp
 
@@ -68,7 +69,9 @@ class MemoryRows:
         """Keep the vectors of ids that are not there yet."""
         new = [number for number, identity in enumerate(ids) if identity not in self.places]
         if new:
-            self._append([_plain(ids[number]) for number in new], np.asarray(vectors, dtype=np.float32)[new])
+            self._append(
+                [plain_id(ids[number]) for number in new], np.asarray(vectors, dtype=np.float32)[new]
+            )
 
     def many(self, ids: Sequence[Any]) -> Array:
         """Return the vectors of ids that have moved."""
@@ -281,7 +284,3 @@ def open_rows(old: OldIndex, where: str | Path | bool | None, model: str = "") -
             raise DataError("an index in memory has no place", where="write_back", fix="name a folder")
         where = f"{location}-new"
     return FolderRows(where, model)
-
-
-def _plain(identity: Any) -> Any:
-    return identity.item() if isinstance(identity, np.generic) else identity

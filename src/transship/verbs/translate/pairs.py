@@ -11,7 +11,7 @@ import numpy as np
 from transship.errors import DataError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.rows import check_finite
+from transship.verbs.translate.rows import check_finite, plain_id
 from transship.verbs.translate.stores import Batch, Source
 from transship.verbs.translate.stores.parquet import ParquetSource
 
@@ -149,7 +149,7 @@ def pick_part(shared: tuple[ParquetSource, frozenset[Any] | None], part: range) 
 
 def _plain(identity: Any) -> Any:
     """Return an id as its text, so that 7 of one store meets "7" of another."""
-    return str(identity.item() if isinstance(identity, np.generic) else identity)
+    return str(plain_id(identity))
 
 
 def _example(source: Source) -> Any:

@@ -75,3 +75,8 @@ def check_finite(rows: Tensor | np.ndarray[Any, Any], where: str, ids: Any = Non
 def unit(rows: Tensor) -> Tensor:
     """Return the rows with length 1; a row of zeros stays zero."""
     return torch.nn.functional.normalize(rows, dim=1, eps=torch.finfo(rows.dtype).tiny)
+
+
+def plain_id(identity: Any) -> Any:
+    """Return a row's id as a Python value, as stores and JSON take it."""
+    return identity.item() if isinstance(identity, np.generic) else identity
