@@ -188,9 +188,8 @@ def _list(cards: list[SuiteCard], as_json: bool) -> None:
     for card in cards:
         click.echo(f"{card.name}  {card.title}")
         click.echo(f"  paper   {card.paper}")
-        for text, rule in card.claims:
+        for text, _ in card.claims:
             click.echo(f"  claim   {text}")
-            click.echo(f"          {rule}")
         times = ", ".join(f"{scale} {_time(minutes)}" for scale, minutes in card.minutes.items())
         click.echo(f"  time    {times}{' with a GPU, a guess' if list(card.minutes) == ['paper'] else ''}")
         first = next(iter(card.needs))
@@ -199,6 +198,7 @@ def _list(cards: list[SuiteCard], as_json: bool) -> None:
             for line in _need_lines(new):
                 click.echo(f"  needs   {line}{_only(scale)}")
         click.echo("")
+    click.echo("How each claim is decided: transship bench --json, and every suite's page.")
 
 
 def _time(minutes: float) -> str:

@@ -140,7 +140,7 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
     "--method",
     default="auto",
     show_default=True,
-    help="How models join; see `transship methods merge`. auto: opcm with kept inputs, average without.",
+    help="How models join; see `transship methods merge`. auto: average.",
 )
 @click.option(
     "-o", "--option", nargs=2, multiple=True, metavar="NAME VALUE", help="A parameter of the method."
@@ -163,7 +163,13 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
     metavar="N",
     help="How many inputs of each task may be kept in OUT; heads stay fresh with some.",
 )
-@click.option("--strength", default="1", show_default=True, help="A number, norm or validation.")
+@click.option(
+    "--strength",
+    default="auto",
+    show_default=True,
+    help="Of the merged vector: a number, norm or validation. auto: norm for method auto with kept inputs, "
+    "else 1.",
+)
 @click.option("--batch-size", default=64, show_default=True, help="Inputs per forward pass.")
 @seed_option
 @_model_choices

@@ -12,7 +12,8 @@ from torch.nn.functional import one_hot
 from transship.suites.small_merge.names import CARRIED, LABEL_HEADS, POLISHED, TUNED
 from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, polish, tune
 
-_DEFAULTS = HeadSettings()
+# one ridge for all rows of a table, that of the prototype; others have a table of their own
+_PLAIN = HeadSettings(penalty=1e-3, prior="zero")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +38,9 @@ def fitted(kind: str, features: Tensor, known: Known, own: LinearHead) -> Linear
     if kind not in (TUNED, CARRIED, POLISHED):
         raise ValueError(f"'{kind}' is no kind of head that is fitted")
     if kind == TUNED:
-        return tune(own, features, known.labels, _DEFAULTS)
-    carried = carry(features, known.logits, own, _DEFAULTS)
-    return carried if kind == CARRIED else polish(carried, features, known.logits, _DEFAULTS)
+        return tune(own, features, known.labels, _PLAIN)
+    carried = carry(features, known.logits, own, _PLAIN)
+    return carried if kind == CARRIED else polish(carried, features, known.logits, _PLAIN)
 
 
 def label_heads(features: Tensor, known: Known, own: LinearHead) -> dict[str, LinearHead]:

@@ -16,11 +16,13 @@ HEADS = (OWN, PAPER, TUNED, ONCE, CARRIED, POLISHED)
 WIDE, WIDE_POLISHED = "carried, three blocks", "carried, three blocks + polish"
 
 # carried on few inputs: how many, and what the ridge shrinks to
-FEW = (50, 100, 200)
+FEW: dict[int | str, int | None] = {50: 50, 100: 100, 200: 200, "all": None}
 PRIORS: dict[str, dict[str, Any]] = {
-    "to zero": {"penalty": 1e-2},
+    "to zero": {"penalty": 1e-2, "prior": "zero"},
     "to the own head": {"penalty": 1e-2, "prior": "own"},
     "to the own head, strongly": {"penalty": 1e-1, "prior": "own"},
+    "to zero, λ by leave-one-out": {"prior": "zero"},
+    "to the own head, λ by leave-one-out": {},  # the default of merge
 }
 
 # heads that a quarter of the labels can train: the paper's, two more by Adam, ridge and logistic regression

@@ -129,17 +129,17 @@ def wide_accuracies(arrivals: Sequence[Arrival], body: nn.Module) -> dict[str, f
     return sums
 
 
-def few_accuracies(arrivals: Sequence[Arrival], body: nn.Module) -> dict[tuple[int, str], float]:
+def few_accuracies(arrivals: Sequence[Arrival], body: nn.Module) -> dict[tuple[int | str, str], float]:
     """Return the mean accuracy of heads carried on few inputs, shrunk to zero or to the task's own head."""
-    sums: dict[tuple[int, str], float] = {}
+    sums: dict[tuple[int | str, str], float] = {}
     for arrival in arrivals:
         features = encode(body, arrival.known.inputs)
         test = encode(body, arrival.test)
-        for count, (name, settings) in itertools.product(FEW, PRIORS.items()):
+        for (label, count), (name, settings) in itertools.product(FEW.items(), PRIORS.items()):
             some, logits = features[:count], arrival.known.logits[:count]
             head = carry(some, logits, arrival.head, HeadSettings(**settings))
             found = accuracy(head(test), arrival.test_labels) / len(arrivals)
-            sums[count, name] = sums.get((count, name), 0.0) + found
+            sums[label, name] = sums.get((label, name), 0.0) + found
     return sums
 
 

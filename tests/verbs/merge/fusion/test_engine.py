@@ -54,6 +54,26 @@ def test_history_holds_accuracies_of_all_tasks_seen(toy: Any):
     assert found["heads"]["carried"]["bwt_fixed_heads"] == found["heads"]["own"]["bwt"]
 
 
+@pytest.mark.parametrize(("kept", "strength"), [(30, "norm"), (0, 1.0)])
+def test_the_default_is_the_average_at_the_length_of_the_updates_where_inputs_are_kept(
+    kept: int, strength: float | str, toy: Any
+):
+    fusions = [Fusion(toy.base, keep_inputs=kept)]
+    fusions += [Fusion(toy.base, "average", keep_inputs=kept, strength=strength)]
+    for fusion in fusions:
+        toy.join(fusion, 0)
+        toy.join(fusion, 1)
+    first, second = fusions
+    assert first.choices.as_dict() == second.choices.as_dict()
+    for name, tensor in first.parameters.items():
+        assert torch.equal(tensor, second.parameters[name])
+    if kept:
+        base = toy.base.state_dict()
+        lengths = [norm({name: tuned[name] - base[name] for name in base}) for tuned in toy.tuned[:2]]
+        assert first.history[-1].norm == pytest.approx(sum(lengths) / 2, rel=1e-5)
+    assert Fusion(toy.base, "average", keep_inputs=kept).choices.strength == 1.0
+
+
 def test_backward_transfer_leaves_the_last_task_out():
     history = [
         StepReport(1, "a", {"own": {"a": 0.9}}),

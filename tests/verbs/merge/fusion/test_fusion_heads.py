@@ -24,7 +24,7 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, LinearHead]:
 
 def test_a_carried_head_is_the_centred_ridge(problem: Any):
     features, outputs, own = problem
-    found = carry(features, outputs, own, HeadSettings(penalty=0.01))
+    found = carry(features, outputs, own, HeadSettings(penalty=0.01, prior="zero"))
     x = features.double().numpy()
     centred, target = x - x.mean(0), outputs.double().numpy() - outputs.double().numpy().mean(0)
     gram = centred.T @ centred
@@ -38,9 +38,10 @@ def test_a_carried_head_is_the_centred_ridge(problem: Any):
 def test_carrying_features_and_folding_in_the_head_is_the_same(problem: Any):
     features, _, own = problem
     before = torch.randn(50, 8)  # the task's own features: any target will do, as ridge is linear in it
-    direct = carry(features, own(before), own, HeadSettings())
+    settings = HeadSettings(penalty=1e-3, prior="zero")
+    direct = carry(features, own(before), own, settings)
     eye = LinearHead(torch.eye(8), torch.zeros(8))
-    through = carry(features, before, eye, HeadSettings())
+    through = carry(features, before, eye, settings)
     torch.testing.assert_close(direct.weight, own.weight @ through.weight, rtol=1e-4, atol=1e-5)
 
 
@@ -49,8 +50,44 @@ def test_the_own_prior_leaves_the_own_head_where_the_penalty_is_large(problem: A
     far = carry(features, outputs, own, HeadSettings(penalty=1e9, prior="own"))
     torch.testing.assert_close(far.weight, own.weight, rtol=1e-5, atol=1e-6)
     near = carry(features, outputs, own, HeadSettings(penalty=1e-9, prior="own"))
-    plain = carry(features, outputs, own, HeadSettings(penalty=1e-9))
+    plain = carry(features, outputs, own, HeadSettings(penalty=1e-9, prior="zero"))
     torch.testing.assert_close(near.weight, plain.weight, rtol=1e-3, atol=1e-4)
+
+
+def _spread(features: torch.Tensor) -> float:
+    return float((features - features.mean(0)).double().square().sum())
+
+
+def test_by_default_the_penalty_is_the_one_that_foretells_outputs_left_out(problem: Any):
+    features, outputs, own = problem
+
+    def left_out(penalty: float) -> float:
+        errors = []
+        for row in range(len(features)):
+            others = torch.arange(len(features)) != row
+            # λ is a share of the variance of the rows at hand
+            share = penalty * _spread(features) / _spread(features[others])
+            head = carry(features[others], outputs[others], own, HeadSettings(penalty=share))
+            errors.append((head(features[row]) - outputs[row]).square().mean().item())
+        return float(np.mean(errors))
+
+    chosen = carry(features, outputs, own, HeadSettings())
+    grid = [10.0 ** (power / 4) for power in range(-12, 9)]
+    best = carry(features, outputs, own, HeadSettings(penalty=min(grid, key=left_out)))
+    torch.testing.assert_close(chosen.weight, best.weight, rtol=1e-4, atol=1e-5)
+
+
+def test_features_that_did_not_move_keep_the_own_head(problem: Any):
+    features, _, own = problem
+    found = carry(features, own(features), own, HeadSettings())
+    torch.testing.assert_close(found.weight, own.weight, rtol=1e-5, atol=1e-5)
+
+
+def test_a_single_input_moves_no_weight(problem: Any):
+    features, outputs, own = problem
+    found = carry(features[:1], outputs[:1], own, HeadSettings())
+    torch.testing.assert_close(found.weight, own.weight)
+    torch.testing.assert_close(found(features[:1]), outputs[:1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_without_bias_stays_without(problem: Any):

@@ -12,8 +12,11 @@ from transship.verbs.merge.fusion.heads import LABELLED, HeadSettings, head_kind
 from transship.verbs.merge.fusion.protocol import ContinualMethod, continual_method
 from transship.verbs.merge.fusion.refresh import Fitting
 
-# what `merge start` recommends: the method where inputs may be kept (with heads refitted), and where not
-RECOMMENDED = {True: "opcm", False: "average"}
+# The strength that `auto` recommends. Where inputs are kept and heads refitted, the average at the length of
+# the updates is worth as much as OPCM, depends on no order, and lets models leave again. Where heads are
+# fitted once, every later move costs more than strength brings.
+RECOMMENDED = "average"
+STRENGTH: dict[bool, float | str] = {True: "norm", False: 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +73,13 @@ def choose(
         raise OptionError(f"{keep_inputs} inputs", where="--keep-inputs", fix="give 0 or more")
     kept = keep_inputs is None or keep_inputs > 0
     if isinstance(method, str):
-        name = RECOMMENDED[kept] if method == "auto" else method
+        name = RECOMMENDED if method == "auto" else method
         chosen = continual_method(name, options)
     else:
         name, chosen = type(method).__module__.rsplit(".", 1)[-1].replace("_", "-"), method
     kinds = head_kinds(heads, kept=kept)
+    if strength == "auto":
+        strength = STRENGTH[kept and method == "auto"]
     if not kept:
         _need_none_kept(name, chosen, bool(LABELLED & set(kinds)), strength)
     return Choices(
@@ -113,7 +118,7 @@ def _strength(given: float | str) -> float | str:
         number = math.nan
     if not math.isfinite(number):
         raise OptionError(
-            f"'{given}' is no strength", where="--strength", fix="give a number, norm or validation"
+            f"'{given}' is no strength", where="--strength", fix="give a number, auto, norm or validation"
         )
     return number
 

@@ -38,7 +38,8 @@ class Fusion:
             Predictions and saved models use the first; all are measured.
         head_options: fields of HeadSettings.
         keep_inputs: how many inputs of each task may be kept; None for all that were read.
-        strength: the factor of the merged vector: a number, `norm` or `validation`.
+        strength: the factor of the merged vector: a number, `norm`, `validation`, or `auto` (`norm` for
+            the method `auto` with kept inputs, else 1).
         evaluate: measure accuracies after every step, where test rows are given.
         seed: fixes every random choice.
         batch_size: inputs per forward pass.
@@ -60,7 +61,7 @@ class Fusion:
         heads: str | Sequence[str] = "auto",
         head_options: Mapping[str, Any] | HeadSettings | None = None,
         keep_inputs: int | None = 0,
-        strength: float | str = 1.0,
+        strength: float | str = "auto",
         evaluate: bool = True,
         seed: int = 0,
         batch_size: int = 64,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from transship.errors import OptionError
-from transship.geometry import Moments, ridge
+from transship.geometry import LinearMap, Moments, ridge, ridge_loo
 from transship.registry import unknown
 from transship.verbs.merge.fusion.adam import Adam
 
@@ -22,6 +22,7 @@ HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 # refitted after every model, so that inputs of every task have to stay
 FRESH: frozenset[HeadKind] = frozenset({"tuned-fresh", "carried", "carried-polished"})
 LABELLED: frozenset[HeadKind] = frozenset({"tuned", "tuned-fresh"})
+ONE_INPUT = 1.0  # the share of λ where a single input leaves nothing to choose it by
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class HeadSettings:
     """How heads are fitted.
 
     Attributes:
-        penalty: λ of the ridge, as a share of the features' mean variance.
+        penalty: λ of the ridge, as a share of the features' mean variance; `auto`: by exact leave-one-out.
         prior: what the ridge shrinks to: the task's `own` head, or `zero`.
         label_share: the share of a task's labelled rows that `tuned` sees (§4.3 of OTMF: 25 %).
         tuning_rate: of Adam, for `tuned`.
@@ -62,8 +63,8 @@ class HeadSettings:
         final_head: tune the last task's head too, which the paper leaves as it came.
     """
 
-    penalty: float = 1e-3
-    prior: Literal["zero", "own"] = "zero"
+    penalty: float | Literal["auto"] = "auto"
+    prior: Literal["zero", "own"] = "own"
     label_share: float = 0.25
     tuning_rate: float = 0.01
     tuning_steps: int = 100
@@ -81,18 +82,27 @@ def carry(
     """Return the ridge from merged features onto the task model's own outputs, about the means.
 
     Ridge is linear in its target, so going through the task's own features and its head gives the same. With
-    the prior `own` it is fitted onto what the own head leaves over, so that few inputs leave that head.
+    the prior `own` it is fitted onto what the own head leaves over, so that few inputs, or features that did
+    not move, leave that head.
     """
     wanted = outputs.double()
     if settings.prior == "own":
         wanted = wanted - own(features.to(own.weight)).double()
-    moments = Moments.of(features.double(), wanted, parts=("aa", "ab"), exact=True, name="carried head")
-    found = ridge(moments, settings.penalty, centre=own.bias is not None)
+    found = _ridge(features.double(), wanted, settings.penalty, centre=own.bias is not None)
     weight, bias = found.matrix.T, found.bias
     if settings.prior == "own":
         weight = weight + own.weight
         bias = None if bias is None or own.bias is None else bias + own.bias
     return LinearHead(weight.float().contiguous(), None if own.bias is None or bias is None else bias.float())
+
+
+def _ridge(features: Tensor, wanted: Tensor, penalty: float | str, *, centre: bool) -> LinearMap:
+    if not isinstance(penalty, str):
+        moments = Moments.of(features, wanted, parts=("aa", "ab"), exact=True, name="carried head")
+        return ridge(moments, penalty, centre=centre)
+    if len(features) < 2:  # nothing can be left out: the prior stays
+        return _ridge(features, wanted, ONE_INPUT, centre=centre)
+    return ridge_loo(features, wanted, centre=centre).map
 
 
 def polish(
