@@ -12,9 +12,6 @@ from torch.nn.functional import one_hot
 from transship.suites.small_merge.names import CARRIED, LABEL_HEADS, POLISHED, TUNED
 from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, polish, tune
 
-# one ridge for all rows of a table, that of the prototype; others have a table of their own
-_PLAIN = HeadSettings(penalty=1e-3, prior="zero")
-
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -37,10 +34,12 @@ def fitted(kind: str, features: Tensor, known: Known, own: LinearHead) -> Linear
     """Return a head of this kind for merged features of the known inputs."""
     if kind not in (TUNED, CARRIED, POLISHED):
         raise ValueError(f"'{kind}' is no kind of head that is fitted")
+    # features of several blocks have no own head to shrink to
+    settings = HeadSettings(prior="own" if features.shape[1] == own.weight.shape[1] else "zero")
     if kind == TUNED:
-        return tune(own, features, known.labels, _PLAIN)
-    carried = carry(features, known.logits, own, _PLAIN)
-    return carried if kind == CARRIED else polish(carried, features, known.logits, _PLAIN)
+        return tune(own, features, known.labels, settings)
+    carried = carry(features, known.logits, own, settings)
+    return carried if kind == CARRIED else polish(carried, features, known.logits, settings)
 
 
 def label_heads(features: Tensor, known: Known, own: LinearHead) -> dict[str, LinearHead]:
