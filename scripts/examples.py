@@ -175,7 +175,9 @@ def follow(page: str, folder: Path) -> Iterator[tuple[Command, int]]:
     variables = ""
     for step in steps(page):
         if isinstance(step, File):
-            (folder / step.name).write_text(step.text, encoding="utf-8")
+            file = folder / step.name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(step.text, encoding="utf-8")
             continue
         yield step, run(step, folder, variables)
         if re.match(r"[A-Z]+=", step.text):

@@ -1,4 +1,4 @@
-"""The tutorials: every block runs, in order, in an empty folder, and prints what the page shows."""
+"""The tutorials, and the page about suites: every block runs, in order, in an empty folder, and prints what the page shows."""
 
 import importlib.util
 import re
@@ -29,6 +29,11 @@ def wants(page: Path) -> list[str]:
 
 def test_every_verb_has_a_tutorial():
     assert {page.stem for page in TUTORIALS.glob("*.md")} == {"transport", "merge", "translate", "adapt"}
+
+
+def test_the_suite_on_the_page_about_suites_runs_and_is_judged(follow, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "cache"))
+    assert follow(TUTORIALS.parent / "suites.md", tmp_path) == 1
 
 
 @pytest.mark.tutorial  # a minute or more each: `make tutorials`; `make test` has the README's examples
