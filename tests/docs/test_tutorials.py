@@ -1,4 +1,4 @@
-"""The tutorials, and the page about suites: every block runs, in order, in an empty folder, and prints what the page shows."""
+"""The tutorials, and the page about suites: every block runs in order and prints what the page shows."""
 
 import importlib.util
 import re
