@@ -1,10 +1,11 @@
-"""How time grows: `translate apply` and `merge run` with data ×1, ×4, ×16, and by two processes.
+"""How time grows: `translate apply` and `merge run` with data ×1, ×4, ×16, by one process and by two.
 
 Also: merges of more models, and the fit of a map between wider spaces.
 
 Whole commands in a process of their own, with one thread per process. The exponent is the slope of log CPU
-seconds over log size, start-up subtracted: with one thread, that is the wall time of an idle machine. Two
-processes are compared by wall seconds. With `--json FILE` the points of the curves are kept beside the rows.
+seconds over log size, start-up subtracted: with one thread, that is the wall time of an idle machine. One
+process and two are compared by wall seconds, start-up included, and so are their exponents. With
+`--json FILE` the points of the curves are kept beside the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from benchmarks._mergekit import Cost, make_llama, measure
 STEPS = (1, 4, 16)
 ROWS, PART, SOURCE, TARGET, ANCHORS = 40_000, 10_000, 384, 768, 2000
 LAYERS, WIDTH = 4, 512
+BAR = 0.65  # of one process's wall seconds, for two
 COMMAND = "from transship.cli import main; main()"
 RECIPE = """
 models:
@@ -63,6 +65,29 @@ def curve_row(
     return row | {"needed": "<= 1.1", "curve": name, "x": what, "points": points, "start": start}
 
 
+def worker_rows(
+    name: str, what: str, sizes: Sequence[int], seconds: Mapping[int, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """Return a curve of wall seconds per number of processes, and two over one at the largest size.
+
+    Args:
+        name: what is done.
+        what: what grows.
+        sizes: how large it is.
+        seconds: wall seconds at each size, by the number of processes: 1 and 2.
+    """
+    rows: list[dict[str, Any]] = []
+    for workers, walls in seconds.items():
+        found = exponent(sizes, walls)
+        points = [{what: size, "seconds": wall} for size, wall in zip(sizes, walls, strict=True)]
+        label = f"{workers} process{'es' if workers > 1 else ''}"
+        row = {"name": f"{name}, {label}, exponent of wall s in {what}", "ours": found, "ratio": found}
+        rows.append(row | {"curve": f"{name}, {label}", "x": what, "workers": workers, "points": points})
+    one, two = seconds[1][-1], seconds[2][-1]
+    row = {"name": f"{name}, {sizes[-1]:,} {what}, wall s, 2 processes / 1", "ours": two, "peer": one}
+    return [*rows, row | {"ratio": two / one, "needed": f"<= {BAR}"}]
+
+
 def _translate(folder: Path) -> list[dict[str, Any]]:
     from transship.verbs.translate import KernelRidge, Ridge, save_map
 
@@ -80,11 +105,9 @@ def _translate(folder: Path) -> list[dict[str, Any]]:
         start = _apply(folder, kind, "few").cpu
         costs = [_apply(folder, kind, f"in-{size}") for size in sizes]
         rows.append(curve_row(f"translate apply, {kind}", "rows", sizes, costs, start))
-    two = _apply(folder, "kernel", f"in-{sizes[-1]}", "--jobs", "2")
-    once = costs[-1]
-    name = f"translate apply, kernel, {sizes[-1]:,} rows, wall s, --jobs 2 / one process"
-    row = {"name": name, "ours": two.wall, "peer": once.wall, "ratio": two.wall / once.wall}
-    rows.append(row | {"needed": "<= 0.65", "cpu": [once.cpu, two.cpu]})
+    shared = [_apply(folder, "kernel", f"in-{size}", "--jobs", "2") for size in sizes]
+    walls = {1: [cost.wall for cost in costs], 2: [cost.wall for cost in shared]}
+    rows += worker_rows("translate apply, kernel", "rows", sizes, walls)
     return rows
 
 
@@ -121,7 +144,7 @@ def _merge(folder: Path) -> list[dict[str, Any]]:
         costs.append(_run(folder))
     two = _run(folder, "--jobs", "2")
     rows = [curve_row("merge run, ties", "tensors", sizes, costs, start)]
-    name = f"merge run, ties, {sizes[-1]:,} tensors, wall s, --jobs 2 / one thread"
+    name = f"merge run, ties, {sizes[-1]:,} tensors, wall s, 2 threads / 1"
     return [
         *rows,
         {"name": name, "ours": two.wall, "peer": costs[-1].wall, "ratio": two.wall / costs[-1].wall},

@@ -1,8 +1,9 @@
 """What a second process saves when Moments are collected, and how their cost grows with layers and tokens.
 
-Two processes against one, wall seconds, each with one thread: both are started by torchrun, on two random
-encoders made on the spot. Starting processes and opening models is not counted; sharing out, both models'
-passes, products and the sum over processes are. The curves are CPU seconds of one thread in this process.
+Two processes against one, wall seconds over inputs ×1, ×4, ×16, each with one thread: both are started by
+torchrun, on two random encoders made on the spot. Starting processes and opening models is not counted;
+sharing out, both models' passes, products and the sum over processes are. The other curves are CPU seconds of
+one thread in this process.
 """
 
 import json
@@ -13,27 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-INPUTS, TOKENS, BATCH = 256, 48, 16
+INPUTS, TOKENS, BATCH = (64, 256, 1024), 48, 16
 GROWN = {"layers": (2, 8, 32), "tokens": (16, 64, 256)}
-BAR = 0.65
 
 
 def run(repeat: int = 2) -> list[dict[str, Any]]:
-    """Return one row: seconds with two processes, with one, and their ratio; the least of some turns."""
-    times: dict[int, list[float]] = {1: [], 2: []}
+    """Return the rows of all curves; of one process and of two, the least seconds of some turns."""
+    from benchmarks.scaling import worker_rows
+
+    turns: dict[int, list[list[float]]] = {1: [], 2: []}
     for _ in range(repeat):
-        for processes, found in times.items():
+        for processes, found in turns.items():
             found.append(_launch(processes))
-    return [
-        *map(_curve, GROWN),
-        {
-            "name": f"collect, 2 processes / 1, wall s: {INPUTS} inputs of {TOKENS} tokens",
-            "ours": min(times[2]),
-            "peer": min(times[1]),
-            "ratio": min(times[2]) / min(times[1]),
-            "needed": f"<= {BAR}",
-        },
-    ]
+    seconds = {processes: list(map(min, zip(*found, strict=True))) for processes, found in turns.items()}
+    return [*map(_curve, GROWN), *worker_rows("collect", "inputs", INPUTS, seconds)]
 
 
 def _curve(what: str) -> dict[str, Any]:
@@ -61,7 +55,8 @@ def _collect(layers: int = 4, tokens: int = 32) -> float:
     return time.process_time() - started
 
 
-def _launch(processes: int) -> float:
+def _launch(processes: int) -> list[float]:
+    """Return the wall seconds at each number of inputs, by so many processes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -72,11 +67,11 @@ def _launch(processes: int) -> float:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
+    return [float(one) for one in json.loads(done.stdout.strip().splitlines()[-1])["seconds"]]
 
 
 def work() -> None:
-    """Collect in this process of the launch; the first one prints the seconds."""
+    """Collect in this process of the launch; the first one prints the seconds at each number of inputs."""
     import torch
 
     from transship import parallel
@@ -85,13 +80,16 @@ def work() -> None:
     parallel.join()
     torch.set_num_threads(1)
     source, target = (load_model(_encoder(width), preprocess=torch.tensor) for width in (256, 384))
-    inputs = torch.randint(1, 1000, (INPUTS, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    drawn = torch.Generator().manual_seed(0)
+    inputs = torch.randint(1, 1000, (INPUTS[-1], TOKENS), generator=drawn).tolist()
     matching = match_sites(source, target)
     collect(source, target, matching, inputs[:BATCH], batch_size=BATCH)  # warm up
-    parallel.agreed(True)
-    started = time.perf_counter()
-    collect(source, target, matching, inputs, batch_size=BATCH, tokens_per_input=8)
-    seconds = time.perf_counter() - started
+    seconds = []
+    for count in INPUTS:
+        parallel.agreed(True)
+        started = time.perf_counter()
+        collect(source, target, matching, inputs[:count], batch_size=BATCH, tokens_per_input=8)
+        seconds.append(time.perf_counter() - started)
     if parallel.is_main():
         print(json.dumps({"seconds": seconds}), flush=True)
     parallel.leave()

@@ -1,8 +1,9 @@
-"""Draw the curves of the scaling benchmarks: `python scripts/scaling.py docs`.
+"""Write what the scaling benchmarks measured into the documentation: `python scripts/scaling.py docs`.
 
 Reads `benchmarks/curves/*.json`, each what `python -m benchmarks NAME --json FILE` left behind, writes one
-SVG per quantity that grows into `docs/scaling`, and the table of exponents into `docs/scaling.md`, between
-its two marks. Nothing in them is typed by hand; a test fails while they differ from what this writes.
+SVG per quantity that grows into `docs/scaling`, and the figures of `docs/scaling.md` between its marks: the
+exponents, what a second process saves, and what follows for a billion vectors and for wide spaces. Nothing
+between them is typed by hand; a test fails while they differ from what this writes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 KEPT = Path(__file__).resolve().parent.parent / "benchmarks" / "curves"
-MARKS = ("<!-- curves: written by scripts/scaling.py -->", "<!-- end of curves -->")
+MARKS = ("<!-- {}: written by scripts/scaling.py -->", "<!-- end of {} -->")
 COLOURS = ("#00897b", "#d81b60", "#3949ab", "#f57c00")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 520, 320, 64, 46, 16
 SPAN_X, SPAN_Y = WIDTH - LEFT - 150, HEIGHT - BOTTOM - TOP
@@ -29,8 +30,11 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
-def picture(curves: list[dict[str, Any]], what: str) -> str:
-    """Return CPU seconds (net of start-up) over size, both logarithmic, one line per curve."""
+def picture(curves: list[dict[str, Any]], what: str, clock: str) -> str:
+    """Return seconds over size, both logarithmic, one line per curve.
+
+    CPU seconds are net of start-up; wall seconds are what one waits, start-up and all.
+    """
     lines = [(curve["curve"], _points(curve, what)) for curve in curves]
     xs, ys = ([point[axis] for _, points in lines for point in points] for axis in (0, 1))
     parts = [
@@ -60,32 +64,100 @@ def picture(curves: list[dict[str, Any]], what: str) -> str:
     parts.append(f'<text x="{LEFT + SPAN_X / 2}" y="{HEIGHT - 8}" text-anchor="middle">{what}</text>')
     middle = TOP + SPAN_Y / 2
     parts.append(
-        f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">CPU s</text>'
+        f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{clock} s</text>'
     )
     return "\n".join([*parts, "</svg>", ""])
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """Return the exponents and the points as Markdown."""
+def growth(found: list[dict[str, Any]]) -> str:
+    """Return the exponents of CPU seconds and their points as Markdown."""
     lines = ["| what grows | sizes | CPU seconds | peak anonymous MB | exponent |", "|---|---|---|---|---|"]
-    for row in (one for one in found if "points" in one):
+    for row in (one for one in found if _clock(one) == "CPU"):
         sizes = ", ".join(f"{point[row['x']]:,}" for point in row["points"])
         seconds = ", ".join(f"{point['cpu']:.2f}" for point in row["points"])
         peaks = ", ".join(f"{point['peak'] / 1e6:.0f}" for point in row["points"] if point["peak"])
         lines.append(f"| {row['curve']}, {row['x']} | {sizes} | {seconds} | {peaks} | {row['ours']:.2f} |")
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
+
+
+def workers(found: list[dict[str, Any]]) -> str:
+    """Return wall seconds of one process and of two as Markdown: their curves, then their ratios."""
+    lines = []
+    curves = [one for one in found if _clock(one) == "wall"]
+    if curves:
+        lines += ["| what grows, by how many | sizes | wall seconds | exponent |", "|---|---|---|---|"]
+    for row in curves:
+        sizes = ", ".join(f"{point[row['x']]:,}" for point in row["points"])
+        seconds = ", ".join(f"{point['seconds']:.1f}" for point in row["points"])
+        lines.append(f"| {row['curve']}, {row['x']} | {sizes} | {seconds} | {row['ours']:.2f} |")
+    lines += [""] if curves else []
+    lines += ["| two beside one, wall seconds | one | two | ratio | needed |", "|---|---|---|---|---|"]
+    for row in (one for one in found if "peer" in one and "wall s" in one["name"]):
+        name = row["name"].replace(", wall s", "")
+        times = f"{row['peer']:.1f} | {row['ours']:.1f} | {row['ratio']:.2f}"
+        lines.append(f"| {name} | {times} | {row.get('needed') or ''} |")
+    return "\n".join(lines)
+
+
+def billion(found: list[dict[str, Any]]) -> str:
+    """Return what 10⁹ rows would take at the rates that were measured at the largest size."""
+    rates, hours = [], []
+    for kind in ("ridge", "kernel"):
+        row = _curve(found, f"translate apply, {kind}", "rows")
+        last = row["points"][-1]
+        rates.append(last["rows"] / (last["cpu"] - row["start"]))
+        hours.append(1e9 / rates[-1] / 3600)
+    spread = [3600 * one / 64 for one in hours]
+    flows = [1e9 * 4 * (384 + 768) / one / 1e9 for one in spread]
+    return (
+        "Measured here (one core, one thread, whole command without start-up, Parquet to Parquet on a local "
+        f"disk): {_round(rates[0])} rows per\nCPU second with a linear map, {_round(rates[1])} with the "
+        f"kernel map. A billion rows then take {hours[0]:.1f} and {hours[1]:.1f} core-hours; 64\nworkers "
+        f"{spread[0] / 60:.0f} and {spread[1] / 60:.0f} minutes, if the storage gives and takes 1.5 and "
+        f"3.1 TB in that time: {flows[0]:.0f} GB/s for the linear map,\n{flows[1]:.0f} GB/s for the kernel "
+        "map."
+    )
+
+
+def wide(found: list[dict[str, Any]]) -> str:
+    """Return what maps between spaces as wide as a 70B model's would take, by the cube of the width."""
+    row = _curve(found, "Procrustes map of a site", "width")
+    first, last = row["points"][0]["width"], row["points"][-1]
+    stream, inner = ((width / last["width"]) ** 3 * last["cpu"] for width in (8192, 28672))
+    block = 6 * stream + 3 * inner
+    return (
+        f"Measured here, a Procrustes map between two spaces {last['width']:,} wide took {last['cpu']:.2f} "
+        f"CPU seconds of one core, and its time grew by\nthe power {row['ours']:.1f} from {first:,} to "
+        f"{last['width']:,}. By the cube, from there: {stream / 60:.0f} minutes of a core at 8,192, "
+        f"{inner / 3600:.1f} hours at 28,672,\n{block / 3600:.0f} hours per block, "
+        f"{_round(80 * block / 3600)} core-hours in all."
+    )
 
 
 def pages(page: str) -> dict[str, str]:
     """Return the files to write, by their names in `docs`; `page` is `scaling.md` as it is."""
     found = rows()
-    curves = [row for row in found if "points" in row]
-    before, _, rest = page.partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
-    made = {"scaling.md": f"{before}{MARKS[0]}\n\n{table(found)}\n{MARKS[1]}{after}"}
-    for what in dict.fromkeys(row["x"] for row in curves):
-        made[f"scaling/{what}.svg"] = picture([row for row in curves if row["x"] == what], what)
-    return made
+    made: dict[str, str] = {}
+    for clock in ("CPU", "wall"):
+        curves = [row for row in found if _clock(row) == clock]
+        for what in dict.fromkeys(row["x"] for row in curves):
+            name = f"scaling/{what}.svg" if clock == "CPU" else f"scaling/workers-{what}.svg"
+            made[name] = picture([row for row in curves if row["x"] == what], what, clock)
+    shown = {"CPU": "", "wall": ""}
+    for name in made:
+        clock, what = ("wall" if "/workers-" in name else "CPU"), Path(name).stem.removeprefix("workers-")
+        shown[clock] += f"\n![{clock} seconds over {what}]({name})"
+    blocks = {
+        "curves": f"{growth(found)}\n{shown['CPU']}",
+        "workers": f"{workers(found)}\n{shown['wall']}".rstrip(),
+        "billion": billion(found),
+        "maps": wide(found),
+    }
+    for name, text in blocks.items():
+        start, end = (mark.format(name) for mark in MARKS)
+        before, _, rest = page.partition(start)
+        page = f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
+    return {"scaling.md": page, **made}
 
 
 def main(docs: Path) -> None:
@@ -95,8 +167,24 @@ def main(docs: Path) -> None:
         (docs / name).write_text(text, encoding="utf-8")
 
 
+def _clock(row: dict[str, Any]) -> str:
+    """Return what a curve's seconds are of; curves of workers are timed by the wall."""
+    return ("wall" if "workers" in row else "CPU") if "points" in row else ""
+
+
+def _curve(found: list[dict[str, Any]], name: str, what: str) -> dict[str, Any]:
+    return next(one for one in found if _clock(one) == "CPU" and (one["curve"], one["x"]) == (name, what))
+
+
 def _points(curve: dict[str, Any], what: str) -> list[tuple[float, float]]:
+    if _clock(curve) == "wall":
+        return [(point[what], point["seconds"]) for point in curve["points"]]
     return [(point[what], max(1e-3, point["cpu"] - curve["start"])) for point in curve["points"]]
+
+
+def _round(value: float) -> str:
+    """Return a number with two significant digits, as people read it."""
+    return f"{float(f'{value:.2g}'):,.0f}"
 
 
 def _x(value: float, values: list[float]) -> float:

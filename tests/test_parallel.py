@@ -11,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
@@ -92,6 +95,87 @@ def test_the_first_process_writes_and_prints_and_the_others_are_silent(folder: P
     assert not list(folder.glob(".*")), "a draft was left"
 
 
+def compare(folder: Path, out: Path) -> list[str]:
+    models = [str(folder / name) for name in ("source", "target")]
+    return ["compare", *models, "--data", str(folder / "texts.parquet"), "--inputs", "40"]
+
+
+def merge(folder: Path, out: Path) -> list[str]:
+    models = [
+        {"model": str(folder / name), "data": {"path": str(folder / f"{data}.parquet"), "inputs": 20}}
+        for name, data in (("tuned", "texts"), ("other", "others"))
+    ]
+    recipe = {"merge_method": "regmean", "base_model": str(folder / "source"), "models": models}
+    (out.parent / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return ["merge", "run", str(out.parent / "recipe.yaml"), str(out)]
+
+
+def adapt(folder: Path, out: Path) -> list[str]:
+    random = np.random.default_rng(3)
+    table = {"series": random.normal(size=(40, 32)).tolist(), "label": [row % 2 for row in range(40)]}
+    pq.write_table(pa.table(table), out.parent / "series.parquet")
+    given = ["--backbone", str(folder / "base"), "--train", str(out.parent / "series.parquet")]
+    options = ["--method", "nft", "--steps", "4", "--batch-size", "7", "--tokens", "8", "--no-baseline"]
+    return ["adapt", "fit", str(out), *given, *options, "--sensitivity", "0.5"]
+
+
+def numbers(value: Any) -> list[float]:
+    """Return the numbers of a JSON document in their order, times and places left out."""
+    if isinstance(value, dict):
+        return [
+            one for key in sorted(value) if key not in ("seconds", "options") for one in numbers(value[key])
+        ]
+    if isinstance(value, list):
+        return [one for part in value for one in numbers(part)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [compare, merge, adapt])
+def test_every_verb_runs_under_accelerate_as_it_does_by_itself(command: Any, folder: Path, tmp_path: Path):
+    """With transport's, the four verbs that run models; `both` has their methods under torchrun."""
+    found = {}
+    for name, launcher in (("alone", [sys.executable]), ("shared", ACCELERATE)):
+        (tmp_path / name).mkdir()
+        words = command(folder, tmp_path / name / "out")
+        done = launch(*launcher, "-m", "transship", *words, "--json", folder=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found[name] = json.loads(done.stdout)
+        assert not list((tmp_path / name).glob(".*")), "a draft was left"
+    if command is compare:
+        assert numbers(found["shared"]) == pytest.approx(numbers(found["alone"]), rel=1e-6, abs=1e-9)
+        assert len(numbers(found["shared"])) > 20
+        return
+    made = {name: tensors(tmp_path / name / "out") for name in found}
+    assert made["shared"].keys() == made["alone"].keys()
+    for name, tensor in made["alone"].items():
+        if tensor.is_floating_point() and not name.endswith("key.bias"):
+            distance = float((made["shared"][name].double() - tensor.double()).norm())
+            assert distance <= 1e-4 * max(float(tensor.double().norm()), 1e-12), name
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.rglob("*.safetensors")):
+        found |= {f"{file.name} {name}": tensor for name, tensor in load_file(file).items()}
+    assert found
+    return found
+
+
+@pytest.mark.slow
+def test_the_page_of_a_continual_merge_is_made_by_the_first_process_alone(folder: Path, tmp_path: Path):
+    """It runs the merged model again, when the others have left off."""
+    options = ["--method", "average", "--heads", "carried", "--keep-inputs", "20"]
+    begun = run(["merge", "start", str(tmp_path / "fused"), "--base", str(folder / "base"), *options])
+    assert begun.exit_code == 0, begun.output
+    words = ["merge", "add", str(tmp_path / "fused"), str(folder / "tuned")]
+    words += ["--data", str(folder / "texts.parquet"), "--report", str(tmp_path / "page.html"), "--json"]
+    done = launch(*TORCHRUN, "-m", "transship", *words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(json.loads(done.stdout)["tasks"]) == 1
+    assert "Merged and own features" in (tmp_path / "page.html").read_text()
+
+
 @pytest.mark.slow
 def test_a_mistake_is_one_sentence_and_one_exit_code(folder: Path, tmp_path: Path):
     logs = ["--redirects", "3", "--log-dir", str(tmp_path / "logs")]
@@ -162,6 +246,37 @@ def test_without_a_launch_everything_is_this_process_and_unchanged():
     assert tensor.tolist() == [0.0, 1.0, 2.0]
     rows = parallel.rows_of_all(3, [([2, 0], torch.tensor([[1.0], [2.0]])), ([1], torch.tensor([[3.0]]))])
     assert rows.tolist() == [[2.0], [3.0], [1.0]]
+
+
+def test_processes_that_do_not_find_one_another_say_so_in_one_sentence(tmp_path: Path):
+    alone = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "", "MASTER_PORT": ""}
+    done = launch(
+        sys.executable, "-m", "transship", "compare", "a", "b", "--data", "d", folder=tmp_path, **alone
+    )
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert done.stderr.startswith(
+        "error: RANK=1 WORLD_SIZE=2: the processes of this launch do not find one another"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_one_process_can_work_apart_from_the_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parallel, "_WORLD", parallel._World(1, 3))
+    with parallel.apart():
+        assert (parallel.rank(), parallel.size(), parallel.is_main()) == (0, 1, True)
+        assert parallel.gather(5) == [5]  # would wait for two others
+    assert (parallel.rank(), parallel.size()) == (1, 3)
+
+
+def test_somebody_speaks_where_the_store_went_with_the_first_process(monkeypatch: pytest.MonkeyPatch):
+    """No process group at all stands for one whose store is gone: asking it fails in the same way."""
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    for rank, said in ((0, True), (1, True), (2, False)):
+        monkeypatch.setattr(parallel, "_WORLD", parallel._World(rank, 3))
+        assert parallel.speaks() is said
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_a_command_that_is_not_shared_is_the_first_process_alone(

@@ -64,7 +64,15 @@ def join() -> None:
     options: dict[str, Any] = {"timeout": PATIENCE}
     if torch.cuda.is_available():
         options["backend"] = "cpu:gloo,cuda:nccl"  # statistics may lie on either
-    state = PartialState(cpu=not torch.accelerator.is_available(), **options)
+    try:
+        state = PartialState(cpu=not torch.accelerator.is_available(), **options)
+    except (OSError, RuntimeError, ValueError) as error:
+        where = f"RANK={os.environ['RANK']} WORLD_SIZE={os.environ['WORLD_SIZE']}"
+        raise LaunchError(
+            f"the processes of this launch do not find one another ({str(error).splitlines()[0]})",
+            where=where,
+            fix="start them with torchrun or accelerate launch, or unset both for a single process",
+        ) from error
     _WORLD.rank, _WORLD.size = state.process_index, state.num_processes
 
 
@@ -74,10 +82,33 @@ def leave() -> None:
         return
     import torch.distributed
 
-    with _together():
+    try:
         torch.distributed.barrier()
+    except RuntimeError as error:
+        if not is_main():
+            raise _left() from error
+        raise LaunchError(
+            "another process ended too early, when this one, which writes, was done",
+            where=f"process 0 of {_WORLD.size}",
+            fix="see its own message; what this one wrote is whole",
+        ) from error
     torch.distributed.destroy_process_group()
     _WORLD.rank, _WORLD.size = 0, 1
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Let this process work for itself for a while, as if there were no other.
+
+    For what the first one does after the others have left off (a page, a plot): whatever it calls would
+    otherwise wait for their share.
+    """
+    before = _WORLD.rank, _WORLD.size
+    _WORLD.rank, _WORLD.size = 0, 1
+    try:
+        yield
+    finally:
+        _WORLD.rank, _WORLD.size = before
 
 
 def rank() -> int:
@@ -230,7 +261,7 @@ def _together() -> Iterator[None]:
 
 def _left() -> LaunchError:
     return LaunchError(
-        "another process ended before the work was done, and nothing was written",
+        "another process ended before the work was done, and nothing half-written was left",
         where=f"process {_WORLD.rank} of {_WORLD.size}",
         fix="see its own message or the machine's memory, and start the same command again: saved "
         "statistics are reused",
@@ -264,7 +295,8 @@ def quiet_unless_main() -> Iterator[None]:
 def speaks() -> bool:
     """Return whether this process is the first of the launch that ends with an error: one sentence is enough.
 
-    The store lives in the launcher, so that it outlasts every process of the work.
+    The store lives in the launcher, so that it outlasts every process of the work. Where it does not, it was
+    the first process's and has gone with it; then the second one speaks too, so that somebody does.
     """
     if _WORLD.size == 1:
         return True
@@ -274,7 +306,7 @@ def speaks() -> bool:
     try:
         return int(distributed_c10d._get_default_store().add("transship/error", 1)) == 1
     except (RuntimeError, ValueError):
-        return is_main()  # the launcher has gone
+        return _WORLD.rank <= 1
 
 
 def end(code: int) -> NoReturn:

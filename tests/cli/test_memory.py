@@ -15,9 +15,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -104,7 +105,7 @@ def folder(tmp_path_factory, minilm: Path) -> Path:
     shutil.copytree(minilm, root / "tuned")
     tensors = load_file(minilm / "model.safetensors")
     for name, tensor in tensors.items():
-        if tensor.ndim == 2:
+        if tensor.ndim == 2 and tensor.dtype.kind == "f":
             noise = rng.normal(size=tensor.shape).astype(tensor.dtype)
             tensors[name] = tensor + np.float32(0.01 * np.abs(tensor).mean()) * noise
     save_file(tensors, root / "tuned" / "model.safetensors", metadata={"format": "pt"})
@@ -143,7 +144,68 @@ def adapt(folder: Path, minilm: Path) -> list[object]:
     return [*words, "--method", "nft", "--steps", "3", "--no-baseline", "--force"]
 
 
-@pytest.mark.parametrize("command", [fit, embed, compare, transport, add, adapt])
+def merge(folder: Path, minilm: Path, method: str, **model: object) -> list[object]:
+    recipe = {
+        "merge_method": method,
+        "base_model": str(minilm),
+        "models": [{"model": str(folder / "tuned"), **model}],
+    }
+    (folder / f"{method}.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    return ["merge", "run", folder / f"{method}.yaml", folder / f"merged-{method}", "--force"]
+
+
+def merge_plain(folder: Path, minilm: Path) -> list[object]:
+    return merge(folder, minilm, "ties", parameters={"weight": 0.5, "density": 0.5})
+
+
+def merge_by_data(folder: Path, minilm: Path) -> list[object]:
+    return merge(folder, minilm, "regmean", data={"path": str(folder / "texts.parquet"), "inputs": 48})
+
+
+def inspect(folder: Path, minilm: Path) -> list[object]:
+    return ["inspect", minilm]
+
+
+def inspect_update(folder: Path, minilm: Path) -> list[object]:
+    return ["inspect", folder / "tuned", "--base", minilm]
+
+
+def merge_plan(folder: Path, minilm: Path) -> list[object]:
+    return ["merge", "plan", merge_plain(folder, minilm)[2]]
+
+
+def start(folder: Path, minilm: Path) -> list[object]:
+    return ["merge", "start", folder / "begun", "--base", minilm, "--force"]
+
+
+def status(folder: Path, minilm: Path) -> list[object]:
+    CliRunner().invoke(group, [*map(str, start(folder, minilm))], catch_exceptions=False)
+    return ["merge", "status", folder / "begun"]
+
+
+def methods(folder: Path, minilm: Path) -> list[object]:
+    return ["methods"]
+
+
+COMMANDS = [
+    merge_plan,
+    start,
+    status,
+    methods,
+    fit,
+    embed,
+    compare,
+    transport,
+    add,
+    adapt,
+    merge_plain,
+    merge_by_data,
+    inspect,
+    inspect_update,
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_what_a_command_asks_for_is_enough(
     command: Callable[[Path, Path], list[object]], folder: Path, minilm: Path
 ):
@@ -222,3 +284,22 @@ def test_less_memory_gives_smaller_batches_or_fewer_candidates_and_the_same_rows
     done = runner.invoke(group, [*map(str, words), least(*words[:-1])], catch_exceptions=False)
     assert "kernel is left out" in done.output
     assert runner.invoke(group, [*map(str, words), "8GB"], catch_exceptions=False).output.count("kernel ") > 0
+
+
+def test_every_command_takes_memory():
+    def leaves(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                yield from leaves(found, f"{path} {name}")
+        else:
+            yield path, command
+
+    without = [
+        path
+        for path, command in leaves(group, "transship")
+        if not any("--memory" in option.opts for option in command.params)
+    ]
+    assert without == []

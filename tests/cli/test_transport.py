@@ -112,10 +112,13 @@ def test_an_existing_target_is_never_replaced_without_force(folders):
         (["--strength", "lots"], "is no strength"),
         (["--role", "norm", "keep"], "did you mean 'norms'"),
         (["--path-steps", "0", "--method", "theseus"], "0 path steps"),
+        (["-o", "centre", "yes"], "auto chooses the method"),
+        (["--method", "theseus", "--keep", "KEPT"], "only a carried head keeps"),
     ],
 )
 def test_mistakes_are_one_sentence_before_any_work(folders, arguments, sentence):
-    done = run(folders, *arguments)
+    places = {"KEPT": str(folders / "images.npy")}
+    done = run(folders, *(places.get(one, one) for one in arguments))
     assert isinstance(done.exception, TransshipError)
     assert sentence in str(done.exception)
     assert not (folders / "out").exists()
@@ -127,3 +130,60 @@ def test_swapped_models_are_named(folders):
         command, [*places, "--data", str(folders / "images.npy"), "--prepared", str(folders / "p")]
     )
     assert "it is a fine-tune of TARGET" in str(done.exception)
+
+
+def test_auto_prints_its_table_with_baselines_and_says_why(folders):
+    done = run(folders)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert "share no coordinates" in lines[0]
+    assert "was taken: it agrees with the fine-tuned source" in lines[1]
+    assert lines[2].split() == ["method", "strength", "agreement", "validation"]
+    rows = {line[:28].strip(): line[28:].split() for line in lines[3:9]}
+    assert {"untouched target", "theseus", "gradient", "carry, body theseus", "carry, body gradient"} <= set(
+        rows
+    )
+    assert any(name.startswith("random-aligned") for name in rows)
+    assert all(0.0 <= float(values[1]) <= 1.0 for values in rows.values())
+
+
+def test_a_carried_head_keeps_what_the_target_said_about_other_inputs(folders):
+    from transformers import ViTForImageClassification
+
+    old = np.random.default_rng(5).normal(size=(300, 1, 28, 28)).astype(np.float32) + 3.0
+    np.save(folders / "old.npy", old)
+    for name, more in (("plain", []), ("kept", ["--keep", str(folders / "old.npy")])):
+        done = run(folders, "--method", "carry", "-o", "body", "none", "--json", *more, out=name)
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["head"]["kept"] == (300 if more else 0)
+    models = [ViTForImageClassification.from_pretrained(folders / name) for name in ("b", "plain", "kept")]
+    with torch.no_grad():
+        before, plain, kept = (model.eval()(torch.from_numpy(old)).logits.argmax(1) for model in models)
+    assert float((kept == before).double().mean()) > float((plain == before).double().mean())
+
+
+def test_path_steps_are_walked_by_auto_too(folders):
+    done = run(folders, "--path-steps", "2", "--strength", "1", "--json")
+    assert done.exit_code == 0, done.output
+    single = run(folders, "--strength", "1", "--json", out="single")
+    found = [
+        {one["method"]: one["agreement"] for one in json.loads(made.stdout)["candidates"]}
+        for made in (done, single)
+    ]
+    assert found[0].keys() == found[1].keys()
+    kept = [(folders / name / "model.safetensors").read_bytes() for name in ("out", "single")]
+    assert kept[0] != kept[1]
+
+
+def test_models_without_a_common_role_are_named(folders):
+    from transformers import BertConfig, BertModel
+
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=40, **shape)).save_pretrained(folders / "text")
+    places = [str(folders / name) for name in ("a", "tuned", "text", "out")]
+    done = CliRunner().invoke(
+        command, [*places, "--data", str(folders / "images.npy"), "--prepared", str(folders / "p")]
+    )
+    assert isinstance(done.exception, TransshipError)
+    assert str(folders / "text") in str(done.exception)
+    assert "no linear map with the same role" in str(done.exception)

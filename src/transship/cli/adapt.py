@@ -169,10 +169,10 @@ def fit_command(
         tell=lambda line: click.echo(line, err=True),
         **parameters,
     )
+    if sensitivity:  # in all processes: they share these fits too
+        run.sensitivity(fitted, [float(part) for part in sensitivity.split(",")])
     if not fitted.main:
         return
-    if sensitivity:
-        run.sensitivity(fitted, [float(part) for part in sensitivity.split(",")])
     if report is not None:
         run.write_report(fitted, report, "transship " + " ".join(sys.argv[1:]), force=force)
     if as_json:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import local_model, model_options, print_json
-from transship.numerics import format_bytes
+from transship.cli.options import local_model, memory_option, model_options, print_json
+from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
 
 if TYPE_CHECKING:
     from transship.activations.sites import Site
@@ -25,9 +25,16 @@ _MOVED_MOST = 12  # tensors of an update that are printed
 @click.option("--base", help="Show what PATH, a fine-tune or an adapter, changed in this model.")
 @click.option("--sites", "all_sites", is_flag=True, help="List every site, not only their numbers by role.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@memory_option
 @model_options
 def command(
-    path: str, base: str | None, all_sites: bool, as_json: bool, trust_remote_code: bool, allow_pickle: bool
+    path: str,
+    base: str | None,
+    all_sites: bool,
+    as_json: bool,
+    memory: str | None,
+    trust_remote_code: bool,
+    allow_pickle: bool,
 ) -> None:
     """Show what PATH is: a checkpoint (folder, file or hub id), an adapter, or what a verb wrote.
 
@@ -38,13 +45,18 @@ def command(
     from transship.checkpoints.describe import describe
     from transship.cli._artifacts import describe_artifact
 
-    made = describe_artifact(path)
-    if made is not None and base is None:
+    if base is None:
+        # sites are found in an empty model, and artifacts of the verbs by their classes: both import torch
+        MemoryBudget.parse(memory, TORCH).require(0, f"inspecting {path}")
+    made = describe_artifact(path) if base is None else None
+    if made is not None:
         figures, lines = made
         print_json(figures) if as_json else click.echo("\n".join(lines))
         return
     allowed = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     with open_checkpoint(local_model(path), **allowed) as checkpoint:
+        if base is not None:
+            MemoryBudget.parse(memory, INTERPRETER).require(_update_bytes(checkpoint), f"what {path} changed")
         description = dataclasses.replace(describe(checkpoint), name=path)
         found: dict[str, Any] = dataclasses.asdict(description)
         if not as_json:
@@ -63,6 +75,15 @@ def command(
                 _print_sites(sites, whole=all_sites)
     if as_json:
         print_json(found)
+
+
+def _update_bytes(tuned: Checkpoint) -> int:
+    """Return what reading an update takes: chunks of both sides, and an adapter's largest pair of factors."""
+    from transship.checkpoints import Adapter
+    from transship.checkpoints.dtypes import CHUNK
+
+    sizes = [info.size for info in tuned.tensors.values()] if isinstance(tuned, Adapter) else []
+    return 16 * 4 * CHUNK + 4 * 4 * max(sizes, default=0)
 
 
 def _update_rows(base: Checkpoint, tuned: Checkpoint) -> list[dict[str, Any]]:

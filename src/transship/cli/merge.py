@@ -36,12 +36,20 @@ def command() -> None:
 @command.command("plan", epilog="Example: transship merge plan recipe.yaml")
 @RECIPE
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, every tensor of it.")
+@memory_option
 @PICKLE
-def plan_command(recipe: Path, as_json: bool, allow_pickle: bool) -> None:
-    """Show what RECIPE will do: tensors, tokens, bytes and memory. No weights are read."""
-    from transship.verbs.merge.plan import plan
+def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: bool) -> None:
+    """Show what RECIPE will do: tensors, tokens, bytes and memory. No weights are read.
 
-    found = plan(recipe, allow_pickle=allow_pickle)
+    What `merge run` with the same --memory would refuse is refused.
+    """
+    from transship.numerics import parse_bytes
+    from transship.verbs.merge.run import merge
+
+    merged = merge(recipe, allow_pickle=allow_pickle)
+    if memory is not None:
+        merged.check_memory(parse_bytes(memory))
+    found = merged.plan
     if as_json:
         print_json(found.as_dict())
     else:
@@ -81,7 +89,6 @@ def run_command(
     Recipes are written as mergekit documents them; docs/from-mergekit.md lists what differs.
     """
     from transship.numerics import parse_bytes
-    from transship.progress import Progress
     from transship.verbs.merge.run import merge
 
     merged = merge(recipe, seed=seed, allow_pickle=allow_pickle)
@@ -89,39 +96,41 @@ def run_command(
     merged.threads(jobs, limit)
     if not as_json:
         click.echo(merged.plan.text(), err=True)
-    progress = Progress("merge", merged.tensors, unit="tensors")
+    progress = _line("merge", "tensors")
     merged.save(
         out,
         force=force,
         jobs=jobs,
         memory=limit,
-        progress=lambda done, _, name: progress(done, name),
-        learning=_learning(),
+        progress=progress,
+        learning=_line("learn"),
         opening={"device": device, "device_map": device_map, "dtype": dtype},
     )
     if not parallel.is_main():
         return
-    progress(merged.tensors)
+    progress(merged.tensors, merged.tensors, "")
     if report is not None:
         merged.report(report, force=force)
     if as_json:
         print_json(merged.plan.as_dict() | merged.learnt() | {"folder": str(out)})
     else:
-        for name, values in merged.learnt().items():
-            click.echo(f"{name:9} {values}", err=True)
+        for line in merged.learnt_lines():
+            click.echo(line, err=True)
         click.echo(str(out))
 
 
-def _learning() -> Callable[[int, int, str], None]:
-    """Return a progress line for models that run on data, which begins when they do."""
+def _line(what: str, unit: str = "") -> Callable[[int, int, str], None]:
+    """Return a progress line whose clock begins with the work, and again with work that starts anew."""
     from transship.progress import Progress
 
-    lines: list[Progress] = []
+    line, last = Progress(what, 0, unit=unit), (0, 0)
 
-    def watch(done: int, total: int, what: str) -> None:
-        if not lines:
-            lines.append(Progress("learn", total))
-        lines[0](done, what)
+    def watch(done: int, total: int, note: str) -> None:
+        nonlocal line, last
+        if total != last[1] or done < last[0]:
+            line = Progress(what, total, unit=unit)
+        last = done, total
+        line(done, note)
 
     return watch
 
@@ -173,6 +182,7 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--batch-size", default=64, show_default=True, help="Inputs per forward pass.")
 @seed_option
 @_model_choices
+@memory_option
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def start_command(out: Path, base: str, **given: Any) -> None:
@@ -181,6 +191,8 @@ def start_command(out: Path, base: str, **given: Any) -> None:
     from transship.verbs.merge.fusion import Fusion
 
     check_target(out, force=given["force"])
+    if given["memory"] is not None:
+        _check_start(given["memory"], base)
     fusion = Fusion(
         local_model(base),
         given["method"],
@@ -274,14 +286,30 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
 
 @command.command("status", epilog="Example: transship merge status merged")
 @OUT
+@memory_option
 @output_options
-def status_command(out: Path, as_json: bool, report: Path | None, force: bool) -> None:
+def status_command(out: Path, memory: str | None, as_json: bool, report: Path | None, force: bool) -> None:
     """Show what is in the fusion in OUT: tasks, accuracies, and the bytes that it keeps."""
+    from transship.numerics import MemoryBudget
+
+    # a page runs the merged model on kept inputs, which takes what starting does
+    MemoryBudget.parse(memory).require(0, f"reading {out}")
     if report is not None:
+        if memory is not None:
+            _check_start(memory, str(out))
         from transship.verbs.merge.fusion import Fusion
 
         Fusion.load(out).report(report, force=force)
     _show_status(out, as_json)
+
+
+def _check_start(allowed: str, base: str) -> None:
+    """Refuse a base that does not fit: its weights as they are run, once more while they are written."""
+    from transship.checkpoints.footprint import Footprint
+    from transship.numerics import MemoryBudget
+
+    model = Footprint.of(local_model(base))
+    MemoryBudget.parse(allowed).require(3 * model.weights + model.forward(1), f"reading {base}")
 
 
 def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Any) -> None:
@@ -311,7 +339,8 @@ def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> No
             return
         fusion.save(out, force=True)
     if given["report"] is not None:
-        fusion.report(given["report"], force=given["force"])
+        with parallel.apart():  # the page runs models again, and the others have left off
+            fusion.report(given["report"], force=given["force"])
     _show_status(out, given["as_json"])
 
 

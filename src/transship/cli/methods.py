@@ -7,14 +7,17 @@ import dataclasses
 import click
 
 from transship import registry
-from transship.cli.options import print_json
+from transship.cli.options import memory_option, print_json
+from transship.numerics import MemoryBudget
 
 
 @click.command("methods", epilog="Example: transship methods merge")
 @click.argument("verb", required=False, type=click.Choice(registry.VERBS))
+@memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(verb: str | None, as_json: bool) -> None:
+def command(verb: str | None, memory: str | None, as_json: bool) -> None:
     """List the methods of VERB, or of all verbs, with their parameters, defaults and papers."""
+    MemoryBudget.parse(memory).require(0, "importing all methods")
     cards = registry.describe_all([verb] if verb else registry.VERBS)
     if as_json:
         print_json([dataclasses.asdict(card) for card in cards])

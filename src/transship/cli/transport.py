@@ -98,10 +98,11 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     """
     from transship.checkpoints import check_target
     from transship.data import load
+    from transship.errors import OptionError
     from transship.numerics import MemoryBudget
     from transship.registry import build_method
     from transship.verbs.transport.participants import Opening
-    from transship.verbs.transport.plan import memory_bytes, plan_lines, target_bytes
+    from transship.verbs.transport.plan import check_request, memory_bytes, plan_lines, target_bytes
     from transship.verbs.transport.roles import Roles
     from transship.verbs.transport.run import default_prepared
     from transship.verbs.transport.settings import Settings
@@ -113,6 +114,10 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     method = given["method"]
     if method != "auto":
         method = build_method("transport", method, dict(given["option"]))
+    elif given["option"]:
+        raise OptionError(
+            "auto chooses the method, so it takes no parameters", where="-o", fix="add --method NAME"
+        )
     roles = Roles.parse({**_choices(given["roles"]), **dict(given["role"])})
     settings = Settings(
         strength=_strength(given["strength"]),
@@ -142,6 +147,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     )
     columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
     data = load(given["data"], **columns)
+    keep = None if given["keep"] is None else load(given["keep"])
     if given["memory"] is not None:
         models = [local_model(name) for name in (source, tuned, target)]
         needed = memory_bytes(models, opening, given["batch_size"], list(data.inputs))
@@ -159,10 +165,11 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         progress=None if quiet else _Progress(),
     )
     check_target(out, force=given["force"], needs=target_bytes(work))
+    check_request(work, method, keep)
     if not quiet:
         for line in plan_lines(work, method):
             click.echo(line, err=True)
-    result = work.run(method, keep=None if given["keep"] is None else load(given["keep"]))
+    result = work.run(method, keep=keep)
     if parallel.is_main():
         result.save(out, force=given["force"])
         if given["report"] is not None:
@@ -227,9 +234,12 @@ class _Progress:
             if self.bar is not None:
                 self.bar.close()
             self.stage = what
-            self.bar = tqdm(total=total, desc=what, unit=" inputs", disable=None, leave=False)
-            if self.bar.disable:
+            strength = what == "strength"
+            unit = " tries" if strength else " inputs"
+            self.bar = tqdm(total=total, desc=what, unit=unit, disable=None, leave=False)
+            if self.bar.disable and not strength:
                 click.echo(f"{what}: {total} inputs", err=True)
         self.bar.update(done - self.bar.n)
         if done >= total:
             self.bar.close()
+            self.stage = "" if what == "strength" else what  # the next search has a bar of its own

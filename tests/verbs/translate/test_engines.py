@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from transship.errors import DataError, MissingError, OptionError, OutputError
+from transship.errors import DataError, LaunchError, MissingError, OptionError, OutputError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate import Ridge, SavedMap, embed, load_map, run, save_map
 from transship.verbs.translate.engines import LocalEngine, RayEngine, choose_engine
@@ -118,6 +121,54 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     assert last(apply_map(saved, source, str(tmp_path / "two"), memory=SMALL, engine=two)) == helpers.COUNT
     assert not (tmp_path / ".two.partial").exists()
     same_files(tmp_path / "one", tmp_path / "two")
+
+
+def alive(group: int) -> bool:
+    """Return whether any process of a group still runs; one that nobody has waited for is dead too."""
+    states = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = place.read_text().rpartition(")")[2].split()
+            states += [fields[0]] if int(fields[2]) == group else []
+    return any(state != "Z" for state in states)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_ctrl_c_stops_all_processes_with_one_sentence_and_the_run_goes_on_later(saved, tmp_path: Path):
+    (tmp_path / "in").mkdir()
+    for number in range(400):
+        block = helpers.make_rows(50, 6, seed=number)
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), 6)
+        ids = np.arange(50 * number, 50 * number + 50)
+        pq.write_table(pa.table({"id": ids, "vector": vectors}), tmp_path / "in" / f"{number:03d}.parquet")
+    words = ["translate", "apply", saved.path, str(tmp_path / "in"), str(tmp_path / "out"), "--jobs", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transship", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, as a terminal's Ctrl-C reaches all of one
+    )
+    while process.poll() is None and len(list((tmp_path / ".out.partial").glob("*.parquet"))) < 3:
+        time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "stopped; nothing half-written was left"
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 60
+    while alive(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(process.pid), "a worker is left behind"
+    assert not (tmp_path / "out").exists()
+    again = subprocess.run(
+        [sys.executable, "-m", "transship", *words], capture_output=True, text=True, check=True
+    )
+    assert "kept from before" in again.stderr
+    last(apply_map(saved, str(tmp_path / "in"), str(tmp_path / "one")))
+    same_files(tmp_path / "one", tmp_path / "out")
 
 
 def test_a_stopped_run_of_parts_in_any_order_is_continued(saved, tmp_path: Path):
@@ -275,6 +326,23 @@ def test_a_row_that_cannot_be_translated_comes_back_as_one_sentence(cluster, sav
     with pytest.raises(DataError, match="hold NaN or infinity, the first is id 51"):
         last(apply_map(saved, source, str(tmp_path / "out.parquet"), engine=RayEngine()))
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_cannot_write_is_one_sentence(cluster, saved, tmp_path: Path):
+    """Such as a machine of the cluster that does not see the target's folder."""
+    source = open_source(helpers.build("parquet", tmp_path / "in", helpers.make_rows()))
+    sink = open_sink(str(tmp_path / "out.parquet"), source, Stamp("new"), width=5)
+    parts = sink.missing()
+    shutil.rmtree(tmp_path / ".out.parquet.partial")
+    from transship.verbs.translate.moving import PartWork, translate_part
+
+    work = PartWork(saved, source, sink.writer, 12)
+    with pytest.raises(
+        LaunchError, match=r"--engine ray: the work failed on a worker \(.*No such file"
+    ) as said:
+        list(RayEngine().run(translate_part, work, parts))
+    assert "\n" not in str(said.value)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Pairs of every family, from folder to folder: transported, saved, loaded again; adapters stay adapters."""
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -317,9 +318,39 @@ def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp
     wanted = result.model().state_dict()
     for key, tensor in wanted.items():
         torch.testing.assert_close(merged[key], tensor, atol=1e-4, rtol=1e-3, msg=key)
+    dataclasses.replace(result, adapter=False).save(tmp_path / "whole")
+    whole = LlamaForCausalLM.from_pretrained(tmp_path / "whole").state_dict()
+    for key, tensor in wanted.items():
+        torch.testing.assert_close(whole[key], tensor, atol=1e-6, rtol=1e-5, msg=key)
     ranks = {name: factors[0].shape[1] for name, factors in result.moved.factors.items()}
     assert ranks["model.layers.0.self_attn.q_proj.weight"] == 2
     assert ranks["model.layers.1.self_attn.q_proj.weight"] == 4, "it stands between two source blocks"
+
+
+@pytest.mark.slow
+def test_a_clip_fine_tune_moves_under_zero_shot_heads_and_loads_as_clip(kit, tmp_path):
+    from transformers import CLIPModel
+
+    from transship.activations import load_model
+    from transship.verbs.transport.evaluate import zero_shot
+
+    torch.manual_seed(0)
+    base, wide = kit.spread(clip(32, 4), 1), kit.spread(clip(48, 6), 2)
+    tuned = kit.nudge(base, size=0.2, names=lambda name: "vision" in name)
+    models = {"a": base, "tuned": tuned, "b": wide}
+    folders = [save(model, tmp_path / title) for title, model in models.items()]
+    names, templates = WORDS[:4], ("{}", f"{WORDS[9]} {{}}")
+    headed = [zero_shot(load_model(folder), names, templates) for folder in folders]
+    images = kit.pictures(96, channels=3)
+    result = transport(*headed, data=images, method="theseus", batches=2)
+    assert result.choice.by == "agreement", "the heads of both towers speak of the same classes"
+    moved = result.at(2.0).model()
+    moved.clip.save_pretrained(tmp_path / "out")
+    before, after = wide.state_dict(), CLIPModel.from_pretrained(tmp_path / "out").state_dict()
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    assert changed
+    assert all("vision" in key or "visual" in key for key in changed), "the head's own tower stays"
+    assert torch.equal(moved.classifier.weight, headed[2].model.classifier.weight), "the head is frozen"
 
 
 def test_rebasin_matches_the_heads_of_the_image_tower(kit):

@@ -80,6 +80,114 @@ def test_relatives_are_told_by_their_weights(kit):
 
 
 @pytest.mark.slow
+def test_a_published_relative_is_told_block_by_block(models_dir):
+    source = load_model(models_dir / "minilm-l6")
+    relative = kinship(source, load_model(models_dir / "bge-small"))
+    assert relative.partners == {2 * block: block for block in range(6)}
+    assert "relatives" in relative.sentence()
+    stranger = kinship(source, load_model(models_dir / "granite-small"))
+    assert stranger.cosines
+    assert not stranger.partners
+    assert "strangers" in stranger.sentence()
+
+
+def grown(source, kit, *, seed: int = 4):
+    """A deeper relative: its even blocks are near copies of the source's, the odd ones strangers."""
+    import copy
+
+    deep = kit.tiny_vit(32, 4, seed=seed)
+    near = kit.nudge(source, size=0.1, seed=8)
+    for place, block in enumerate(near.vit.layers):
+        deep.vit.layers[2 * place] = copy.deepcopy(block)
+    return deep.eval()
+
+
+def test_identity_moves_an_update_to_the_near_copies_of_its_blocks(kit):
+    source = kit.tiny_vit()
+    tuned, deep = kit.nudge(source, size=0.3), grown(source, kit)
+    found = kinship(load_model(source), load_model(deep))
+    assert found.related
+    assert found.partners == {0: 0, 2: 1}
+    options = {"data": kit.pictures(64), "method": "identity", "strength": 1.0, "batches": 2}
+    result = transport(source, tuned, deep, **options)
+    before, after = dict(source.named_parameters()), dict(tuned.named_parameters())
+    for name in after:
+        stem, _, rest = name.partition("vit.layers.")
+        if stem:  # outside the blocks
+            continue
+        block, _, leaf = rest.partition(".")
+        moved = result.moved.dense[f"vit.layers.{2 * int(block)}.{leaf}"]
+        torch.testing.assert_close(moved, after[name].detach() - before[name].detach())
+        assert f"vit.layers.{2 * int(block) + 1}.{leaf}" not in result.moved.dense
+    assert not [one for one in result.moved.left if "layers" in one.tensor]
+    spread = transport(source, tuned, deep, depth="nearest", **options)
+    assert any("layers.1." in name for name in spread.moved.dense), "a depth that is asked for is obeyed"
+
+
+def test_blocks_without_a_near_copy_are_listed(kit):
+    source = kit.tiny_vit(32, 4)
+    target = kit.tiny_vit(32, 2, seed=4)
+    near = kit.nudge(source, size=0.1, seed=8)
+    for place in (0, 1):
+        target.vit.layers[place] = near.vit.layers[place + 1]
+    result = transport(
+        source, kit.nudge(source), target, data=kit.pictures(64), method="identity", strength=1.0, batches=2
+    )
+    left = {one.tensor.split(".")[2]: one.reason for one in result.moved.left if "layers" in one.tensor}
+    assert left == dict.fromkeys(("0", "3"), "no block of the target is like its block")
+
+
+def test_strangers_of_other_depth_keep_the_interpolation(kit):
+    source, target = kit.tiny_vit(), kit.tiny_vit(32, 3, seed=4)
+    work = Work.open(source, kit.nudge(source), target, kit.pictures(64), Opening(), Settings(batches=2))
+    from transship.verbs.transport.methods.identity import Identity
+
+    assert work.matching_of(Identity()) is work.matching
+
+
+def test_validation_labels_meet_the_fine_tunes_classes_by_name(kit):
+    from transship.data import wrap
+    from transship.verbs.transport.labels import validation_labels
+
+    tuned = kit.tiny_vit()
+    tuned.config.id2label = dict(enumerate(("wolf", "Bear", "sea lion", "ant", "cow")))
+    images = kit.pictures(60)
+    names = ["ant", "bear", "cow", "sea_lion", "wolf"]
+
+    def found(labels):
+        source = kit.tiny_vit()
+        data = wrap(images, labels, kind="array")
+        made = kit.nudge(source)
+        made.config.id2label = tuned.config.id2label
+        work = Work.open(source, made, kit.tiny_vit(48, seed=4), data, Opening(), Settings(batches=1))
+        return work, validation_labels(work.draws, work.said)
+
+    work, labels = found([names[row % 5] for row in range(60)])
+    order = [3, 1, 4, 2, 0]  # of ant, bear, cow, sea_lion, wolf among the fine-tune's
+    assert labels.tolist() == [order[label] for label in work.draws.labels.tolist()]
+    assert work.judge(carried=True)[1] == "validation"
+    work, reason = found([(*names[:4], "whale")[row % 5] for row in range(60)])
+    assert reason == "the fine-tune has no class 'whale'"
+    assert work.judge(carried=True)[1] == "agreement"
+    _, reason = found([row % 4 for row in range(60)])
+    assert reason == "the data has 4 classes and the fine-tune 5"
+
+
+def test_only_a_carried_head_keeps_and_only_one_with_the_same_outputs(kit):
+    source = kit.tiny_vit()
+    tuned, images = kit.nudge(source), kit.pictures(64)
+
+    def refuse(what, done, total):
+        raise AssertionError("it was refused too late")
+
+    arguments = {"data": images, "keep": images, "batches": 1, "progress": refuse}
+    with pytest.raises(OptionError, match="only a carried head keeps"):
+        transport(source, tuned, kit.tiny_vit(48, seed=4), method="theseus", **arguments)
+    with pytest.raises(OptionError, match="no head with the same outputs"):
+        transport(source, tuned, kit.tiny_vit(48, seed=4, classes=7), method="carry", **arguments)
+
+
+@pytest.mark.slow
 def test_auto_takes_the_plain_update_between_relatives_and_says_why(kit):
     source = kit.tiny_vit()
     tuned = kit.nudge(source, size=0.3)

@@ -70,3 +70,49 @@ def test_a_norm_stands_on_the_stretch_that_it_reads(kit):
     site = next(one for one in find_sites(kit.tiny_vit()) if one.name == "vision.1.norm.mlp_in")
     assert site_axes(site, "segments", 2).out == "vision.residual.3"
     assert site_axes(site, "shared", 2).out == "vision.residual"
+
+
+def test_a_head_reads_the_units_of_its_pooler_not_the_stream(kit):
+    """A model whose pooler's units stand in another order: the same function, and the update follows them."""
+    import copy
+
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    base = kit.spread(BertForSequenceClassification(config), 1).eval()
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(3))
+
+    def turned(model):
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            dense = twin.bert.pooler.dense
+            dense.weight.copy_(dense.weight[order])
+            dense.bias.copy_(dense.bias[order])
+            twin.classifier.weight.copy_(twin.classifier.weight[:, order])
+        return twin
+
+    twin = turned(base)
+    sites = find_sites(base)
+    orders, axes = match_units(sites, parameters(base), parameters(twin), heads=4)
+    assert axes["text.head"].into == axes["text.pooler"].out
+    assert torch.equal(orders["text.pooler"], order)
+    assert torch.equal(orders["text.residual"], torch.arange(32))
+
+
+def test_a_masked_language_models_decoder_is_not_taken_for_a_reader_of_the_stream(kit):
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
+    )
+    model = kit.spread(BertForMaskedLM(config), 1)
+    _, axes = match_units(find_sites(model), parameters(model), parameters(model), heads=4)
+    tail = {name.partition(":")[2]: found for name, found in axes.items() if "head.transform" in name}
+    assert tail["cls.predictions.transform.dense"].into == "text.residual"
+    for name, found in tail.items():
+        assert found.out is None
+        if name != "cls.predictions.transform.dense":
+            assert found.into is None, name

@@ -106,6 +106,22 @@ def test_every_change_is_moved_or_listed_with_its_reason(kit):
     assert "vit.embeddings.cls_token" in left
 
 
+def test_a_head_that_grew_in_the_fine_tune_is_listed(kit, tmp_path):
+    source, target = kit.tiny_vit(classes=3), kit.tiny_vit(48, seed=4, classes=3)
+    tuned = kit.tiny_vit(classes=5)
+    tuned.vit.load_state_dict(kit.nudge(source.vit).state_dict())
+    folders = []
+    for name, model in (("a", source), ("tuned", tuned), ("b", target)):
+        model.save_pretrained(tmp_path / name)
+        folders.append(str(tmp_path / name))
+    options = {"data": kit.pictures(32), "method": "theseus", "strength": 1.0, "batches": 1}
+    for models in ((source, tuned, target), folders):
+        left = {one.tensor: one for one in transport(*models, **options).moved.left}
+        assert set(left) == {"classifier.weight", "classifier.bias"}
+        assert left["classifier.weight"].reason == "it is 3 × 32 in the source and 5 × 32 in its fine-tune"
+        assert left["classifier.weight"].role == "head"
+
+
 def test_a_finer_patch_grid_is_aligned_and_its_tables_are_resampled(kit):
     source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4, patch=4)
     result = transport(
@@ -240,6 +256,24 @@ def test_memory_does_not_grow_with_batches(kit):
         assert len(seen) == 100
         growth = max(seen.values()) - max(size for done, size in seen.items() if done <= 640)
         assert growth < 8 * 2**20, f"{what} grew by {growth / 2**20:.1f} MB after twenty batches"
+
+
+def test_one_or_two_threads_give_the_same_update_from_inputs_to_weights(kit):
+    source, target = kit.tiny_vit(96), kit.tiny_vit(128, seed=4)
+    tuned, images = kit.nudge(source), kit.pictures(128)
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(
+                transport(source, tuned, target, data=images, method="theseus", strength=1.0, batches=4).moved
+            )
+    finally:
+        torch.set_num_threads(before)
+    for name, moved in made[0].dense.items():
+        torch.testing.assert_close(made[1].dense[name], moved, atol=1e-8, rtol=0, msg=name)
+    ranks = [[(one.site, one.rank_in, one.rank_out) for one in moved.layers] for moved in made]
+    assert ranks[0] == ranks[1]
 
 
 @pytest.mark.slow

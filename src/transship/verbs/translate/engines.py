@@ -6,9 +6,12 @@ a small one (which rows). Items are independent and may be done twice, so a work
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
+import re
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -16,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
-from transship.errors import MissingError, OptionError, TransshipError
+from transship.errors import LaunchError, MissingError, OptionError, TransshipError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -52,7 +55,8 @@ class LocalEngine:
     ) -> Iterator[tuple[int, Result]]:
         """Yield results as they become ready; a process that dies ends the run, and what is done is kept.
 
-        This process is one of the `jobs`: it works while the others still start, and hands out the rest.
+        This process is one of the `jobs`: it works while the others still start, and hands out the rest. When
+        it stops early (a mistake in the data, Ctrl-C) it stops them too, in the midst of their pieces.
         """
         import multiprocessing
 
@@ -72,7 +76,8 @@ class LocalEngine:
                     # two for each: one in work and one that waits while this process is busy itself
                     while waiting and len(given) < 2 * others:
                         number, item = waiting.pop()
-                        given[pool.submit(_work, work, item)] = number
+                        with _uninterrupted():
+                            given[pool.submit(_work, work, item)] = number
                     if waiting:
                         number, item = waiting.popleft()
                         yield number, work(shared, item)
@@ -86,8 +91,22 @@ class LocalEngine:
                 where=f"--jobs {self.jobs}",
                 fix="see that there is memory for all of them and run it again: it goes on where it stopped",
             ) from error
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let processes that start meanwhile never see Ctrl-C: this one does, and ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _threads:  # noqa: N801 - reads as a word in `with`
@@ -162,6 +181,13 @@ class RayEngine:
             self._connect(ray)
         try:
             yield from self._run(ray, work, shared, items)
+        except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
+            raise LaunchError(
+                f"the work failed on a worker ({_innermost(error)})",
+                where="--engine ray",
+                fix="see that every machine reads and writes these paths, and run it again: it goes on where "
+                "it stopped",
+            ) from error
         finally:
             if begun:
                 ray.shutdown()
@@ -182,13 +208,15 @@ class RayEngine:
             return
         reference = ray.put(shared)
         rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
+        # Ray warns of more tasks than there are pieces
+        most = None if self.jobs is None else min(self.jobs, len(rows))
         with _quiet(ray):
             dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 functools.partial(_ray_work, work, reference),
                 batch_size=1,
                 batch_format="numpy",
                 zero_copy_batch=True,
-                compute=ray.data.TaskPoolStrategy(size=self.jobs),
+                compute=ray.data.TaskPoolStrategy(size=most),
                 num_cpus=1,
                 num_gpus=self.gpus or None,
             )
@@ -212,11 +240,23 @@ class _quiet:  # noqa: N801 - reads as a word in `with`
         self.logger = logging.getLogger("ray.data")
         self.level = self.logger.level
         self.context.enable_progress_bars = False
-        self.logger.setLevel(logging.ERROR)
+        self.logger.setLevel(logging.CRITICAL)  # what fails comes back as an error
 
     def __exit__(self, *error: object) -> None:
         self.context.enable_progress_bars = self.bars
         self.logger.setLevel(self.level)
+
+
+def _innermost(error: BaseException) -> str:
+    """Return what a worker's error was, in one line, without Ray's own words around it."""
+    texts = []
+    one: BaseException | None = error
+    while one is not None:
+        texts += str(one).splitlines()
+        one = getattr(one, "cause", None) or one.__cause__
+    # a worker's traceback comes as text: the first error in it is the one that began it
+    named = [line.strip() for line in texts if re.match(r"\s*(?!ray)[\w.]*(Error|Exception)\b.*: ", line)]
+    return named[0] if named else f"{type(error).__name__}: {(texts or [''])[0]}"
 
 
 def _ray_work(work: Callable[[Any, Any], Any], reference: Any, batch: dict[str, Any]) -> dict[str, Any]:
@@ -245,7 +285,7 @@ def load_ray() -> Any:
     """Import Ray, or say how to install it."""
     try:
         import ray
-        from ray import data as _data  # noqa: F401 - the extra `data` has to be there too
+        import ray.data.exceptions  # the extra `data` has to be there too
     except ImportError as error:
         raise MissingError("needs Ray", where="--engine ray", fix="pip install 'transship[ray]'") from error
     return ray

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from transship import parallel
-from transship.activations.readout import Readout
+from transship.activations.readout import Readout, Task
 from transship.errors import MatchError, OptionError
 from transship.registry import build_method
 from transship.verbs.transport.heads import CarriedHead
@@ -14,9 +14,11 @@ from transship.verbs.transport.judge import Choice, Judge
 from transship.verbs.transport.kinship import Kinship
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
+from transship.verbs.transport.plan import comparable
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.token_judge import TokenJudge
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work
@@ -29,40 +31,51 @@ def choose_method(work: "Work", keep: Any) -> Result:
     """Try identity (for relatives of one shape), theseus and gradient, each with and without a carried
     head.
     """
-    with work.running_tuned() as readout:
-        task = readout.task
-    if task in ("tokens", "language"):
+    task = work.task
+    if not comparable(work):
         method = build_method("transport", "theseus")
-        moved = work.move(method)
-        note = "theseus was taken: outputs per token are not compared, so methods cannot be told apart"
-        return work.result(method, moved, work.strength(moved, carried=False), None, notes=[note])
+        moved, choice = work.move_and_choose(method)
+        note = "theseus was taken: two vocabularies are not compared, so methods cannot be told apart"
+        return work.result(method, moved, choice, None, notes=[note])
     found = work.kinship()
     tried: list[tuple[Candidate, TransportMethod, Moved, Choice]] = []
     for name in _bodies(found):
-        method = build_method("transport", name)
-        try:
-            moved = work.move(method)
-        except (MatchError, OptionError):
-            continue
-        if not moved.dense:
-            continue
+        kept: dict[str, Moved] = {}
         for carried in _heads(work, task):
-            choice = work.strength(moved, carried=carried)
+            used: TransportMethod = build_method("transport", name)
+            if carried:
+                used = Carry(body=name)  # type: ignore[arg-type]
+            try:
+                moved, choice = _moved(work, used, kept)
+            except (MatchError, OptionError):
+                continue
+            if not moved.dense:
+                continue
             agreement = _held_out(work, moved, choice, carried)
             validation = choice.score if choice.by == "validation" else None
             label = f"carry, body {name}" if carried else name
-            used: TransportMethod = Carry(body=name) if carried else method  # type: ignore[arg-type]
             tried.append((Candidate(label, choice.strength, agreement, validation), used, moved, choice))
     best = _best(tried)
     candidate, method, moved, choice = best
     head: CarriedHead | None = work.head(method, moved, choice, keep) if isinstance(method, Carry) else None
     listed = [one[0] for one in tried]
-    notes = [found.sentence(), _explanation(candidate, listed)]
+    notes = [found.sentence(), _explanation(candidate, listed, task)]
     baselines = _baselines(work, method, choice, _heads(work, task)[0])
     result = work.result(method, moved, choice, head, [*baselines, *listed], notes)
     return dataclasses.replace(
         result, metrics={**result.metrics, "agreement on held-out inputs": candidate.agreement}
     )
+
+
+def _moved(work: "Work", method: TransportMethod, kept: dict[str, Moved]) -> tuple[Moved, Choice]:
+    """Return what a method moves and its strength; the same update serves with and without a head, but a path
+    is walked for each.
+    """
+    if work.settings.path_steps > 1:
+        return work.move_and_choose(method)
+    if "moved" not in kept:
+        kept["moved"] = work.move(method)
+    return kept["moved"], work.strength(kept["moved"], carried=isinstance(method, Carry))
 
 
 def _bodies(found: Kinship) -> list[str]:
@@ -72,29 +85,30 @@ def _bodies(found: Kinship) -> list[str]:
 
 
 def _heads(work: "Work", task: str) -> list[bool]:
-    """With and without a carried head; a bare fine-tune has none, a bare target needs one."""
-    if task == "features":
+    """With and without a carried head; a bare fine-tune and a vocabulary have none, a bare target needs
+    one.
+    """
+    if task in ("features", "language"):
         return [False]
     return [False, True] if work.own_head() else [True]
 
 
 def _held_out(work: "Work", moved: Moved, choice: Choice, carried: bool) -> float:
     """Agreement with the fine-tuned source on inputs that neither maps nor heads were fitted on."""
-    wanted = work.taught(work.draws.held_out)
-    own = work.own_head() and not carried
-    fit = None if own else (work.draws.head, work.taught(work.draws.head))
-    with work.running_tuned() as readout:
-        task = readout.task
-    judge = Judge(
-        Readout(work.target.model),
-        work.draws.held_out,
-        wanted,
-        task,
-        own,
-        fit if task != "features" else None,
-    )
+    judge = _held_out_judge(work, work.own_head() and not carried)
     with shifted(work.target.model.model, moved.dense, choice.strength):
         return parallel.agreed(judge.score())
+
+
+def _held_out_judge(work: "Work", own: bool) -> Judge | TokenJudge:
+    readout, task = Readout(work.target.model), work.task
+    held, head = work.draws.held_out, work.draws.head
+    if task in ("tokens", "language"):
+        fitted = None if own else work.token_teacher(head)
+        size = work.settings.batch_size
+        return TokenJudge(readout, work.token_teacher(held), own, fitted, batch_size=size)
+    fit = None if own or task == "features" else (head, work.taught(head))
+    return Judge(readout, held, work.taught(held), task, own, fit)
 
 
 def _baselines(
@@ -136,11 +150,15 @@ def _best(
     return best_headed if worth else best_plain
 
 
-def _explanation(best: Candidate, tried: list[Candidate]) -> str:
+def _explanation(best: Candidate, tried: list[Candidate], task: Task) -> str:
     others = [one for one in tried if one is not best]
-    share = 100 * best.agreement
-    text = f"'{best.method}' was taken: it agrees with the fine-tuned source on {share:.1f} % of new inputs"
-    if others:
-        second = max(others, key=lambda one: one.agreement)
-        text += f", '{second.method}' on {100 * second.agreement:.1f} %"
-    return text
+    second = max(others, key=lambda one: one.agreement, default=None)
+    if task in ("values", "features"):
+        what = "its outputs rank" if task == "values" else "its similarities rank"
+        text = f"{what} new inputs like the fine-tuned source's, correlation {best.agreement:.3f}"
+        beside = "" if second is None else f"; '{second.method}' has {second.agreement:.3f}"
+    else:
+        kind = "inputs" if task == "classes" else "inputs' tokens"
+        text = f"it agrees with the fine-tuned source on {100 * best.agreement:.1f} % of new {kind}"
+        beside = "" if second is None else f", '{second.method}' on {100 * second.agreement:.1f} %"
+    return f"'{best.method}' was taken: {text}{beside}"

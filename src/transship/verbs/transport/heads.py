@@ -14,7 +14,9 @@ from transship.activations.shards import summed
 from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
 from transship.geometry import LinearMap, Moments, ridge
+from transship.numerics import chunks
 from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.token_judge import read_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,18 @@ class CarriedHead:
         return torch.zeros(self.map.width_target) if found is None else found.float()
 
 
+def require_carriable(task: Task) -> None:
+    """Refuse a fine-tune without a head of its own."""
+    if task in ("features", "language"):
+        raise OptionError(
+            "the fine-tune has no head to carry"
+            if task == "features"
+            else "a language model's head is its vocabulary",
+            where="carry",
+            fix="transport the weights alone, with theseus or gradient",
+        )
+
+
 def carry_head(
     target: Readout,
     tuned: Readout,
@@ -73,14 +87,7 @@ def carry_head(
         batch_size: inputs per forward pass.
         outputs: the fine-tuned source's outputs on `inputs`, where they are known already.
     """
-    if tuned.task in ("features", "language"):
-        raise OptionError(
-            "the fine-tune has no head to carry"
-            if tuned.task == "features"
-            else "a language model's head is its vocabulary",
-            where="carry",
-            fix="transport the weights alone, with theseus or gradient",
-        )
+    require_carriable(tuned.task)
     moments: Moments | None = None
     scale = keep is not None
     with torch.no_grad():
@@ -99,10 +106,11 @@ def carry_head(
                     where="--keep",
                     fix="leave --keep out",
                 )
-            for _, reading in target.batches(keep, batch_size):
-                assert reading.outputs is not None
-                moments = _added(moments, reading.features, _standard(reading.outputs), target)
-                kept += len(reading.features)
+            for part in chunks(len(keep), batch_size):
+                if parallel.mine(part.start // batch_size):
+                    rows = [keep[row] for row in range(part.start, part.stop)]
+                    moments = _added(moments, *_own_rows(target, rows), target)
+                    kept += len(rows)
     moments, kept = summed(moments), sum(parallel.gather(kept))
     fitted = method.fit_head(moments) if intercept else ridge(moments, method.penalty, centre=False)
     return CarriedHead(fitted, tuned.task, tuned.label_names, len(inputs), kept, dict(fitted.details))
@@ -120,11 +128,25 @@ def _rows(target: Readout, tuned: Readout, rows: list[Any], known: Tensor | None
         assert known is not None
         return features, known
     there = tuned.loaded.preprocess(rows)
-    reading, taught = target(batch), tuned(there)
+    taught = tuned(there)
+    features, _, tokens = read_tokens(target, batch)
     assert taught.outputs is not None
     stack = tuned.head.stack if tuned.head else ""
-    aligned = align_tokens(there.layout(stack), batch.layout(stack), taught.tokens, reading.tokens)
-    return aligned.target.apply(reading.features), aligned.source.apply(taught.outputs)
+    aligned = align_tokens(there.layout(stack), batch.layout(stack), taught.tokens, tokens)
+    return aligned.target.apply(features), aligned.source.apply(taught.outputs)
+
+
+def _own_rows(target: Readout, rows: list[Any]) -> tuple[Tensor, Tensor]:
+    """Return the target's features and its own outputs, scaled; padding is left out."""
+    batch = target.loaded.preprocess(rows)
+    reading = target(batch)
+    assert reading.outputs is not None
+    features, outputs = reading.features, reading.outputs
+    if reading.tokens:
+        layout = batch.layout(target.head.stack if target.head else "")
+        real = align_tokens(layout, layout, reading.tokens, reading.tokens).target
+        features, outputs = real.apply(features), real.apply(outputs)
+    return features, _standard(outputs)
 
 
 def _added(moments: Moments | None, features: Tensor, wanted: Tensor, target: Readout) -> Moments:

@@ -14,8 +14,9 @@ from transship import parallel
 from transship.activations.readout import Readout, Task
 from transship.errors import OptionError
 from transship.geometry import Moments, ridge, spearman
-from transship.verbs.transport.prepare import Teacher
+from transship.verbs.transport.prepare import Progress, Teacher
 from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.token_judge import TokenJudge
 
 # 0 first: a transport that helps nobody leaves the target alone
 GRID: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
@@ -88,13 +89,14 @@ class Choice:
 
 
 def choose_strength(
-    judge: Judge,
+    judge: Judge | TokenJudge,
     update: Mapping[str, Tensor],
     *,
     by: str,
     grid: Sequence[float] = GRID,
     patience: int = PATIENCE,
     untouched: float | None = None,
+    progress: Progress | None = None,
 ) -> Choice:
     """Return the best strength of the grid: one moved update, many strengths; stops after `patience` worse
     ones.
@@ -103,7 +105,9 @@ def choose_strength(
     """
     curve: list[tuple[float, float]] = []
     best, since = (-np.inf, 0.0), 0
-    for strength in sorted(grid):
+    for number, strength in enumerate(sorted(grid)):
+        if progress is not None:
+            progress("strength", number, len(grid))
         if strength == 0.0 and untouched is not None:
             score = untouched
         else:
@@ -116,6 +120,8 @@ def choose_strength(
             since += 1
         if since >= patience and strength >= 2.0:
             break
+    if progress is not None:
+        progress("strength", len(grid), len(grid))
     return Choice(best[1], tuple(curve), by)
 
 
@@ -139,11 +145,11 @@ def teach(readout: Readout, inputs: Sequence[Any], batch_size: int = 64) -> Teac
     return Teacher(readout.task, outputs.float().cpu())
 
 
-def require_outputs(teacher: Teacher, purpose: str) -> Tensor:
-    """Return the teacher's outputs per input, or say what to do without them."""
+def require_outputs(teacher: Teacher) -> Tensor:
+    """Return the teacher's outputs per input."""
     if teacher.outputs is None:
         raise OptionError(
-            f"{purpose} needs outputs per input, and this fine-tune has them per token",
+            "this fine-tune has outputs per token, not per input",
             where="strength",
             fix="give the strength as a number",
         )

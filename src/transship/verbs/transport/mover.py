@@ -243,6 +243,9 @@ class Mover:
                 continue
             reason = self.reasons.get(name) or unmatched.get(name) or "the target has no partner for it"
             self.made.left.append(Left(name, found.role if found else "unknown", norm, reason))
+        for name, reason in self.update.resized.items():
+            found = by_name.get(name)
+            self.made.left.append(Left(name, found.role if found else "unknown", float("nan"), reason))
         for name in self.update.strays:
             self.made.left.append(Left(name, "added", float("nan"), "only the fine-tune has it"))
 

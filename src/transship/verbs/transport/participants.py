@@ -6,13 +6,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from transship.activations import LoadedModel, load_model
+from transship.activations import LoadedModel, Matching, load_model, match_sites
 from transship.activations.loading import has_head
+from transship.activations.match import Depth
 from transship.activations.readout import Readout
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
-from transship.errors import CheckpointError, OptionError
+from transship.errors import CheckpointError, MatchError, OptionError
 from transship.verbs.transport.source_update import SourceUpdate, check_relation
+
+_VOCABULARY = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(eq=False)
@@ -61,8 +64,24 @@ class Opening:
     preprocess: Any = None
 
 
-def open_participant(reference: Any, opening: Opening, *, adapter: bool = False) -> Participant:
-    """Open a folder, hub id, module or LoadedModel; with `adapter` a LoRA folder too."""
+def open_participants(
+    source: Any, tuned: Any, target: Any, opening: Opening
+) -> tuple[Participant, Participant, Participant]:
+    """Open the three models. Where the fine-tune has another head than a vocabulary, language heads of the
+    base models say nothing about its task: those are then opened without.
+    """
+    made = open_participant(tuned, opening, adapter=True)
+    language = made.loaded is None or type(made.loaded.model).__name__.endswith(_VOCABULARY)
+    first, last = (open_participant(one, opening, language=language) for one in (source, target))
+    return first, made, last
+
+
+def open_participant(
+    reference: Any, opening: Opening, *, adapter: bool = False, language: bool = True
+) -> Participant:
+    """Open a folder, hub id, module or LoadedModel; with `adapter` a LoRA folder too, without `language` no
+    head over a vocabulary.
+    """
     if isinstance(reference, LoadedModel):
         return Participant(reference.name, reference)
     if isinstance(reference, nn.Module):
@@ -86,12 +105,16 @@ def open_participant(reference: Any, opening: Opening, *, adapter: bool = False)
         device=opening.device,
         device_map=opening.device_map,
         dtype=opening.dtype,
-        head=has_head(checkpoint.config),
+        head=has_head(checkpoint.config) and (language or not _over_vocabulary(checkpoint)),
         trust_remote_code=opening.trust_remote_code,
         preprocess=opening.preprocess,
         name=checkpoint.name,
     )
     return Participant(checkpoint.name, loaded, checkpoint)
+
+
+def _over_vocabulary(checkpoint: Checkpoint) -> bool:
+    return str((checkpoint.config.get("architectures") or [""])[0]).endswith(_VOCABULARY)
 
 
 def source_update(source: Participant, tuned: Participant, target: Participant) -> tuple[SourceUpdate, float]:
@@ -126,3 +149,15 @@ def _related(base: Participant, tuned: Participant) -> bool:
 def shares_outputs(source: Participant, target: Participant) -> bool:
     """Return whether the heads of both base models speak of the same outputs."""
     return Readout(source.model).shares_outputs(Readout(target.model))
+
+
+def match_participants(source: Participant, target: Participant, depth: Depth) -> Matching:
+    """Return which sites correspond; models without a common role are named."""
+    try:
+        return match_sites(source.model, target.model, depth=depth)
+    except MatchError as error:
+        raise MatchError(
+            f"it and {source.name} have no linear map with the same role",
+            where=target.name,
+            fix="choose models that read the same kind of input",
+        ) from error

@@ -7,13 +7,48 @@ from typing import TYPE_CHECKING, Any
 from transship.activations.footprint import collecting_bytes, running_bytes
 from transship.activations.lengths import longest
 from transship.checkpoints.footprint import Footprint
+from transship.errors import OptionError
 from transship.numerics import format_bytes
+from transship.verbs.transport.heads import require_carriable
+from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.participants import Opening
 from transship.verbs.transport.prepare import changed_pairs
 from transship.verbs.transport.protocol import TransportMethod
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work
+
+
+def check_request(work: "Work", method: "str | TransportMethod", keep: Any) -> None:
+    """Refuse before any work what could only fail after it."""
+    if work.settings.strength == "auto" and not comparable(work):
+        raise OptionError(
+            "two vocabularies cannot be compared word by word, so no strength can be found by agreement",
+            where=work.target.name,
+            fix="give --strength a number; 1 adds the moved update as it is",
+        )
+    if isinstance(method, Carry):
+        require_carriable(work.task)
+    if keep is None:
+        return
+    if method != "auto" and not isinstance(method, Carry):
+        raise OptionError("only a carried head keeps old answers", where="--keep", fix="add --method carry")
+    if not work.own_head():
+        raise OptionError(
+            "the target has no head with the same outputs to keep", where="--keep", fix="leave --keep out"
+        )
+
+
+def comparable(work: "Work") -> bool:
+    """Return whether the target's answers can be held against the fine-tuned source's without labels: a
+    vocabulary is compared with itself only.
+    """
+    if work.task != "language":
+        return True
+    words: list[dict[str, int]] = [
+        getattr(one.model.tokenizer, "get_vocab", dict)() for one in (work.source, work.target)
+    ]
+    return work.own_head() and words[0] == words[1]
 
 
 def plan_lines(work: "Work", method: "str | TransportMethod") -> list[str]:
@@ -31,14 +66,24 @@ def plan_lines(work: "Work", method: "str | TransportMethod") -> list[str]:
             for stack, (there, here) in work.matching.depths.items()
             if there or here
         ),
-        f"inputs     {len(draws.calibration)} of {draws.name} for the maps"
-        + ("" if draws.validation is None else f", {len(draws.validation)} labelled ones for the strength"),
+        f"inputs     {len(draws.calibration)} of {draws.name} for the maps" + _strength_by(work),
         f"memory     about {format_bytes(_moments_bytes(work))} of Moments",
         f"method     {method if isinstance(method, str) else method.name}, strength {settings.strength}"
         + (f", {settings.path_steps} path steps" if settings.path_steps > 1 else ""),
     ]
-    lines += [f"no partner {count} sites: {reason}" for reason, count in missing.most_common(5)]
+    lines += [
+        f"no partner {count} {'site' if count == 1 else 'sites'}: {reason}"
+        for reason, count in missing.most_common(5)
+    ]
     return lines
+
+
+def _strength_by(work: "Work") -> str:
+    """Say which inputs choose the strength, where one is to be found."""
+    labels = work.labels()
+    if isinstance(labels, str):
+        return f"; its labels choose nothing: {labels}"
+    return "" if labels is None else f", {len(labels)} labelled ones for the strength"
 
 
 def target_bytes(work: "Work") -> int:

@@ -22,6 +22,7 @@ from transship.activations.step import StepOptions
 from transship.activations.tokens import Align
 from transship.geometry import LinearMap, Moments, ridge
 from transship.geometry.moments import Part
+from transship.numerics import chunks
 from transship.verbs.transport.embeddings import attention_heads
 from transship.verbs.transport.gradients import (
     GradientStep,
@@ -34,6 +35,7 @@ from transship.verbs.transport.moved import Prepared
 from transship.verbs.transport.protocol import Requirements
 from transship.verbs.transport.rebasin import match_units
 from transship.verbs.transport.source_update import SourceUpdate
+from transship.verbs.transport.token_judge import TokenTeacher, fit_token_head, token_loss
 
 # Rows per site: enough for the widest map to be determined several times over, fewer than all tokens of many
 # inputs.
@@ -92,10 +94,12 @@ class Teacher:
     Attributes:
         task: what its outputs are.
         outputs: [inputs, outputs]; its features where it has no head. None for tasks per token.
+        tokens: what it says about every token, for labels per token.
     """
 
     task: Task
     outputs: Tensor | None
+    tokens: TokenTeacher | None = None
 
 
 def changed_pairs(matching: Matching, update: SourceUpdate) -> Matching:
@@ -246,6 +250,8 @@ def _loss(readout: Readout, calibration: Calibration, teacher: Teacher, labels: 
     """
     if teacher.task == "language":
         return language_loss(readout.loaded)
+    if teacher.tokens is not None:
+        return _token_loss(readout, calibration, teacher.tokens)
     assert teacher.outputs is not None
     outputs = teacher.outputs
     if labels is not None:
@@ -253,6 +259,15 @@ def _loss(readout: Readout, calibration: Calibration, teacher: Teacher, labels: 
     own = readout.task == teacher.task and readout.width == outputs.shape[1]
     head = None if own else fit_features_head(readout, calibration, teacher.outputs)
     return prediction_loss(readout, outputs, teacher.task, head)
+
+
+def _token_loss(readout: Readout, calibration: Calibration, teacher: TokenTeacher) -> Loss:
+    if readout.task == "tokens" and readout.width == teacher.outputs[0].shape[1]:
+        return token_loss(readout, teacher, None)
+    batches = [
+        list(range(part.start, part.stop)) for part in chunks(len(teacher.inputs), calibration.batch_size)
+    ]
+    return token_loss(readout, teacher, fit_token_head(readout, teacher, batches))
 
 
 def _names(pair: SitePair) -> list[str]:

@@ -10,7 +10,7 @@ permuted = source[order], order[i] is the source's unit at the target's place i.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,7 @@ def site_axes(site: Site, residual: str, last: int) -> Axes:
         return f"{stack}.residual.{block * steps + place}"
 
     if site.block is None:
-        if role in ("norm.final", "head", "projection", "pooler", "head.transform"):
+        if role == "norm.final" or _in_tail(role):
             return Axes(stream(last, 0) if role == "norm.final" else None, stream(last, 0))
         return Axes(stream(0, 0), None)
     block = site.block
@@ -84,6 +84,39 @@ def site_axes(site: Site, residual: str, last: int) -> Axes:
     return Axes(inner, into)
 
 
+def _in_tail(role: str) -> bool:
+    """Whether a site stands behind the last block, between the stream and the outputs."""
+    return role in ("head", "projection", "pooler") or role.startswith("head.transform")
+
+
+def tail_axes(sites: Sequence[Site], axes: Mapping[str, Axes]) -> dict[str, Axes]:
+    """Return the groups of the sites behind the last block, where a head may not read the stream itself.
+
+    A pooler or a transform makes units of its own, which the head reads in their order. A projection leads
+    into a space that others are compared in, so its units stay where they are, and so does what reads them.
+    What else stands behind a first transform (its norm, a decoder tied to the embeddings) is left alone.
+    """
+    tail = [site for site in sites if site.block is None and _in_tail(site.role)]
+    inner = [site for site in tail if site.kind == "linear" and site.role != "head"]
+    found: dict[str, Axes] = {}
+    transformed: set[str] = set()
+    for site in tail:
+        if site.role.startswith("head.transform"):
+            first = site.kind == "linear" and site.stack not in transformed
+            found[site.name] = Axes(None, axes[site.name].into) if first else Axes(None, None)
+            transformed.update([site.stack] if first else [])
+    for head in (site for site in tail if site.role == "head"):
+        fitting = [one for one in inner if one.out_width == head.in_width]
+        feeder = next((one for one in reversed(fitting) if one.stack == head.stack), None)
+        feeder = feeder or next(iter(reversed(fitting)), None)
+        if feeder is None:
+            continue
+        units = None if feeder.role == "projection" else f"{feeder.stack}.{feeder.role}"
+        found[head.name] = Axes(None, units)
+        found[feeder.name] = Axes(units, found.get(feeder.name, axes[feeder.name]).into)
+    return found
+
+
 def match_units(
     sites: Iterable[Site],
     source: Reader,
@@ -106,8 +139,11 @@ def match_units(
         seed: draws the order of visits.
     """
     sites = list(sites)
-    last = 1 + max((site.block for site in sites if site.block is not None), default=-1)
-    axes = {site.name: site_axes(site, residual, last) for site in sites}
+    depths: dict[str, int] = defaultdict(int)
+    for site in sites:
+        depths[site.stack] = max(depths[site.stack], 0 if site.block is None else site.block + 1)
+    axes = {site.name: site_axes(site, residual, depths[site.stack]) for site in sites}
+    axes |= tail_axes(sites, axes)
     weights = list(_weights(sites, axes, source, target))
     if residual == "segments":
         weights.extend(_shortcuts(weights))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ class SourceUpdate:
         update: lazy, when they were given as checkpoints.
         names: parameter of the source's module → tensor of the checkpoint.
         strays: tensors of the update that no parameter of the module holds.
+        resized: tensors of another shape in the fine-tune, such as a head with more classes, and the shapes.
         adapter: whether it came as low-rank factors.
     """
 
@@ -34,6 +36,7 @@ class SourceUpdate:
     update: Update | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     strays: tuple[str, ...] = ()
+    resized: Mapping[str, str] = field(default_factory=dict)
     adapter: bool = False
 
     @classmethod
@@ -45,7 +48,8 @@ class SourceUpdate:
         fits = {name: pair for name, pair in both.items() if pair[0].shape == pair[1].shape}
         dense = {name: (b.detach().float() - a.detach().float()).cpu() for name, (a, b) in fits.items()}
         strays = tuple(name for name in after if name not in set(names.values()))
-        return cls(dense_tensors=dense, strays=strays)
+        resized = {name: _resized(*both[name]) for name in both if name not in fits}
+        return cls(dense_tensors=dense, strays=strays, resized=resized)
 
     @classmethod
     def between_checkpoints(cls, source: Checkpoint, tuned: Checkpoint, model: LoadedModel) -> "SourceUpdate":
@@ -57,7 +61,13 @@ class SourceUpdate:
         names = parameter_names(model, source)
         held = set(names.values())
         strays = tuple(name for name in (*update.names, *update.added) if name not in held)
-        return cls(update=update, names=names, strays=strays, adapter=adapter)
+        resized = {}
+        for name, other in (
+            {} if adapter else translation(list(source.tensors), list(tuned.tensors))
+        ).items():
+            if source.info(name).shape != tuned.info(other).shape:
+                resized[name] = _resized(source.info(name), tuned.info(other))
+        return cls(update=update, names=names, strays=strays, resized=resized, adapter=adapter)
 
     def __contains__(self, name: str) -> bool:
         return name in self.dense_tensors or (self.update is not None and self.names.get(name) in self.update)
@@ -88,6 +98,11 @@ class SourceUpdate:
                 if norm > 0:
                     found[name] = norm
         return found
+
+
+def _resized(before: Any, after: Any) -> str:
+    shapes = [" × ".join(map(str, one.shape)) for one in (before, after)]
+    return f"it is {shapes[0]} in the source and {shapes[1]} in its fine-tune"
 
 
 def check_relation(update: SourceUpdate, source: nn.Module, names: tuple[str, str]) -> float:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,41 +12,45 @@ from typing import Any
 
 from torch import Tensor
 
-from transship.activations import Matching, match_sites
-from transship.activations.readout import Readout
+from transship.activations import Matching
+from transship.activations.readout import Readout, Task
 from transship.checkpoints.card import Input
 from transship.registry import build_method
 from transship.verbs.transport.calibrate import Draws, draw
 from transship.verbs.transport.heads import CarriedHead, carry_head
 from transship.verbs.transport.judge import PATIENCE, Choice, Judge, choose_strength, require_outputs, teach
 from transship.verbs.transport.kinship import Kinship, kinship
+from transship.verbs.transport.labels import validation_labels
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.methods.gradfix import Gradfix
+from transship.verbs.transport.methods.identity import Identity
 from transship.verbs.transport.methods.transfusion import Transfusion
 from transship.verbs.transport.moved import Moved, Prepared
 from transship.verbs.transport.mover import Mover
 from transship.verbs.transport.participants import (
     Opening,
     Participant,
-    open_participant,
+    match_participants,
+    open_participants,
     shares_outputs,
     source_update,
 )
+from transship.verbs.transport.plan import check_request
 from transship.verbs.transport.prepare import Calibration, Progress, Teacher, changed_pairs, prepare
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.settings import Settings
 from transship.verbs.transport.shifted import shifted
 from transship.verbs.transport.source_update import SourceUpdate
+from transship.verbs.transport.token_judge import TokenJudge, TokenTeacher
 
-_LOG = logging.getLogger(__name__)
+# settings that the statistics depend on
+_SHAPING = ("batches", "batch_size", "shots", "depth", "align", "seed", "tokens_per_input")
 
 
 @dataclass(eq=False)
 class Work:
-    """A planned transport: models open, sites matched, inputs drawn. Statistics are made when a method
-    asks.
-    """
+    """A planned transport: models open, sites matched, inputs drawn; statistics are made when asked for."""
 
     source: Participant
     tuned: Participant
@@ -63,7 +66,9 @@ class Work:
     _prepared: dict[Any, Prepared] = field(default_factory=dict)
     _teacher: Teacher | None = None
     _teachers: dict[int, Tensor] = field(default_factory=dict)
+    _token_teachers: dict[int, TokenTeacher] = field(default_factory=dict)
     _untouched: dict[bool, float] = field(default_factory=dict)
+    _kinship: Kinship | None = None
 
     @classmethod
     def open(
@@ -79,13 +84,9 @@ class Work:
         progress: Progress | None = None,
     ) -> "Work":
         """Open the models, check that they belong together, match their sites and draw the inputs."""
-        participants = (
-            open_participant(source, opening),
-            open_participant(tuned, opening, adapter=True),
-            open_participant(target, opening),
-        )
+        participants = open_participants(source, tuned, target, opening)
         update, relative = source_update(*participants)
-        matching = match_sites(participants[0].model, participants[2].model, depth=settings.depth)
+        matching = match_participants(participants[0], participants[2], settings.depth)
         draws = draw(
             data,
             batches=settings.batches,
@@ -104,16 +105,10 @@ class Work:
         """Return a hash of all that the statistics depend on."""
         parts = [
             self.source.fingerprint(),
-            self.tuned.fingerprint()
-            if self.tuned.loaded is not None or self.tuned.checkpoint is not None
-            else "",
+            self.tuned.fingerprint(),
             self.target.fingerprint(),
             self.draws.fingerprint,
-            *(
-                getattr(self.settings, name)
-                for name in ("batches", "batch_size", "shots", "depth", "align", "seed")
-            ),
-            self.settings.tokens_per_input,
+            *(getattr(self.settings, name) for name in _SHAPING),
             next(self.target.model.model.parameters()).dtype,
         ]
         return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()
@@ -147,15 +142,35 @@ class Work:
         if self._teacher is None:
             with self.running_tuned() as readout:
                 self._teacher = teach(readout, self.draws.calibration, self.settings.batch_size)
+            if self._teacher.task == "tokens":
+                said = self.token_teacher(self.draws.calibration)
+                self._teacher = dataclasses.replace(self._teacher, tokens=said)
         return self._teacher
+
+    def token_teacher(self, inputs: Sequence[Any]) -> TokenTeacher:
+        """Return what the fine-tuned source says about every token of some inputs; read once."""
+        if id(inputs) not in self._token_teachers:
+            with self.running_tuned() as readout:
+                made = TokenTeacher.of(readout, inputs, self.settings.batch_size)
+            self._token_teachers[id(inputs)] = made
+        return self._token_teachers[id(inputs)]
+
+    @property
+    def said(self) -> Readout:
+        """A readout that knows what the fine-tuned source's outputs are; to run it, use `running_tuned`."""
+        return Readout(self.source.model if self.tuned.loaded is None else self.tuned.loaded)
+
+    @property
+    def task(self) -> Task:
+        """What the fine-tuned source's outputs are."""
+        return self.said.task
 
     def taught(self, inputs: Sequence[Any]) -> Tensor:
         """Return the fine-tuned source's outputs on other inputs; read once."""
         if id(inputs) not in self._teachers:
             with self.running_tuned() as readout:
-                self._teachers[id(inputs)] = require_outputs(
-                    teach(readout, inputs, self.settings.batch_size), "a strength found by itself"
-                )
+                said = teach(readout, inputs, self.settings.batch_size)
+            self._teachers[id(inputs)] = require_outputs(said)
         return self._teachers[id(inputs)]
 
     def prepare(self, method: TransportMethod) -> Prepared:
@@ -166,9 +181,11 @@ class Work:
         rebasin = (
             {"residual": inner.residual, "sweeps": inner.sweeps} if isinstance(inner, Transfusion) else None
         )
-        key = (dataclasses.replace(needs, head=False, hidden=0.0), vote, json.dumps(rebasin))
+        found = self.matching_of(inner)
+        own = found is not self.matching  # identity alone may stand on another one
+        key = (dataclasses.replace(needs, head=False, hidden=0.0), vote, json.dumps(rebasin), own)
         if key not in self._prepared:
-            matching = self.matching if needs.permutations else changed_pairs(self.matching, self.update)
+            matching = found if needs.permutations else changed_pairs(found, self.update)
             self._prepared[key] = prepare(
                 self.source.model,
                 self.target.model,
@@ -181,6 +198,18 @@ class Work:
                 progress=self.progress,
             )
         return self._prepared[key]
+
+    def matching_of(self, method: TransportMethod) -> Matching:
+        """Return which sites a method moves between.
+
+        Between relatives of other depth, `identity` moves every block's update to its near copy alone;
+        `--depth nearest` and `skip` are obeyed.
+        """
+        deeper = any(there != here for there, here in self.matching.depths.values())
+        if not (deeper and isinstance(method, Identity) and self.settings.depth == "interpolate"):
+            return self.matching
+        found = self.kinship()
+        return found.matched(self.matching, self.source.model.sites) if found.related else self.matching
 
     # -- one method ------------------------------------------------------------------------------------------
 
@@ -206,32 +235,30 @@ class Work:
 
     def own_head(self) -> bool:
         """Return whether the target's own head answers in the fine-tune's terms."""
-        with self.running_tuned() as readout:
-            return readout.shares_outputs(Readout(self.target.model))
+        return self.said.shares_outputs(Readout(self.target.model))
 
-    def judge(self, *, carried: bool) -> tuple[Judge, str]:
+    def judge(self, *, carried: bool) -> tuple[Judge | TokenJudge, str]:
         """Return what scores a strength, and how: by validation labels, or by agreement on calibration
         inputs.
         """
+        readout, own = Readout(self.target.model), self.own_head() and not carried
+        if self.task in ("tokens", "language"):
+            said = self.token_teacher(self.draws.calibration)
+            return TokenJudge(readout, said, own, batch_size=self.settings.batch_size), "agreement"
         teacher = self.teacher
-        outputs = require_outputs(teacher, "a strength found by itself")
-        readout = Readout(self.target.model)
-        own = self.own_head() and not carried
-        if self.settings.validation and self._labels_fit(teacher):
+        outputs = require_outputs(teacher)
+        labels = self.labels()
+        if isinstance(labels, Tensor):
             assert self.draws.validation is not None
-            assert self.draws.labels is not None
             fit = None if own else (self.draws.calibration, outputs)
-            judge = Judge(readout, self.draws.validation, self.draws.labels, teacher.task, own, fit)
-            return judge, "validation"
+            return Judge(readout, self.draws.validation, labels, teacher.task, own, fit), "validation"
         return Judge(readout, self.draws.calibration, outputs, teacher.task, own), "agreement"
 
-    def _labels_fit(self, teacher: Teacher) -> bool:
-        """Whether the data's labels are the fine-tune's own outputs."""
-        if self.draws.validation is None or self.draws.labels is None or teacher.outputs is None:
-            return False
-        if teacher.task == "values":
-            return self.draws.labels.dtype.is_floating_point
-        return teacher.task == "classes" and len(self.draws.label_names) == teacher.outputs.shape[1]
+    def labels(self) -> Tensor | str | None:
+        """Return the labels that choose a strength, or why those of the data cannot; None without any."""
+        if not self.settings.validation or self.settings.strength != "auto":
+            return None
+        return validation_labels(self.draws, self.said)
 
     def strength(self, moved: Moved, *, carried: bool) -> Choice:
         """Return the strength: as given, or the best of the grid."""
@@ -253,6 +280,7 @@ class Work:
             grid=grid,
             patience=len(grid) if patience is None else patience,
             untouched=self._untouched.get(carried),
+            progress=self.progress,
         )
         if 0.0 in dict(choice.curve):
             self._untouched[carried] = dict(choice.curve)[0.0]
@@ -260,21 +288,25 @@ class Work:
 
     def run(self, method: str | TransportMethod = "auto", *, keep: Any = None) -> Result:
         """Move with one method, or with the best of several."""
-        if isinstance(method, str):
-            if method == "auto":
-                return self._auto(keep)
+        if isinstance(method, str) and method != "auto":
             method = build_method("transport", method)
-        assert isinstance(method, TransportMethod)
-        carried = isinstance(method, Carry)
-        if self.settings.path_steps > 1:
-            from transship.verbs.transport.path import move_along_path
+        check_request(self, method, keep)
+        if isinstance(method, str):
+            from transship.verbs.transport.auto import choose_method
 
-            moved, choice = move_along_path(self, method)
-        else:
-            moved = self.move(method)
-            choice = self.strength(moved, carried=carried)
+            return choose_method(self, keep)
+        moved, choice = self.move_and_choose(method)
         head = self.head(method, moved, choice, keep) if isinstance(method, Carry) else None
         return self.result(method, moved, choice, head)
+
+    def move_and_choose(self, method: TransportMethod) -> tuple[Moved, Choice]:
+        """Return the moved update and its strength; in parts, where path steps are asked for."""
+        if self.settings.path_steps > 1 and not (isinstance(method, Carry) and method.body == "none"):
+            from transship.verbs.transport.path import move_along_path
+
+            return move_along_path(self, method)
+        moved = self.move(method)
+        return moved, self.strength(moved, carried=isinstance(method, Carry))
 
     def head(self, method: Carry, moved: Moved, choice: Choice, keep: Any = None) -> CarriedHead:
         """Fit the head on the transported target."""
@@ -287,10 +319,7 @@ class Work:
                 batch_size=self.settings.batch_size,
                 seed=self.settings.seed,
             ).calibration
-        known = None
-        with self.running_tuned() as tuned:
-            if tuned.task in ("classes", "values"):
-                known = self.taught(self.draws.head)
+        known = self.taught(self.draws.head) if self.task in ("classes", "values") else None
         with self.running_tuned() as tuned, shifted(self.target.model.model, moved.dense, choice.strength):
             return carry_head(
                 readout,
@@ -303,14 +332,11 @@ class Work:
                 outputs=known,
             )
 
-    def _auto(self, keep: Any) -> Result:
-        from transship.verbs.transport.auto import choose_method
-
-        return choose_method(self, keep)
-
     def kinship(self) -> Kinship:
-        """Return how alike the two base models' weights are."""
-        return kinship(self.source.model, self.target.model)
+        """Return how alike the two base models' weights are; compared once."""
+        if self._kinship is None:
+            self._kinship = kinship(self.source.model, self.target.model)
+        return self._kinship
 
     def result(
         self,
@@ -335,9 +361,9 @@ class Work:
         inputs = [
             Input(role, one.name, one.fingerprint())
             for role, one in (("source", self.source), ("tuned", self.tuned), ("target", self.target))
-            if one.loaded is not None or one.checkpoint is not None
         ]
         inputs.append(Input("data", self.draws.name, self.draws.fingerprint))
+        notes = [*notes, *self._asides(moved, choice, head)]
         metrics = {} if not choice.curve else {choice.by: choice.score}
         if 0.0 in dict(choice.curve):
             metrics[f"{choice.by}, untouched target"] = dict(choice.curve)[0.0]
@@ -356,6 +382,15 @@ class Work:
             [*self.notes, *notes],
             inputs,
         )
+
+    def _asides(self, moved: Moved, choice: Choice, head: CarriedHead | None) -> Iterator[str]:
+        """What a user should be told beside the figures."""
+        labels = self.labels()
+        if isinstance(labels, str) and choice.curve:
+            yield f"the labels of {self.draws.name} chose nothing: {labels}"
+        if self.update.adapter and (head is not None or not moved.factors):
+            why = "of its new head" if head is not None else "what was moved has no low rank"
+            yield f"the adapter becomes a whole model, because {why}"
 
     def forget(self) -> None:
         """Remove the saved statistics."""
