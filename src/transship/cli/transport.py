@@ -52,6 +52,24 @@ if TYPE_CHECKING:
     "--keep", default=None, metavar="DATA", help="Inputs on which a carried head keeps the target's answers."
 )
 @click.option(
+    "--test", default=None, metavar="DATA", help="Labelled rows to measure on; nothing is chosen on them."
+)
+@click.option(
+    "--original",
+    default=None,
+    metavar="DATA",
+    help="Labelled rows of TARGET's own domain, to see what it forgets.",
+)
+@click.option(
+    "--classes",
+    default=None,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="For CLIP: class names, one per line, that become zero-shot heads.",
+)
+@click.option(
+    "--template", multiple=True, metavar="TEXT", help="What is said of a class, with {} for its name."
+)
+@click.option(
     "--depth",
     default="interpolate",
     show_default=True,
@@ -93,14 +111,15 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     """Move what TUNED learned on top of SOURCE to TARGET, and write the result to OUT.
 
     TUNED is a fine-tune of SOURCE or a LoRA adapter for it; an adapter gives an adapter. No training takes
-    place and test rows are never read. A killed run goes on when it is started again with the same
-    arguments.
+    place, and nothing is chosen on test rows: --test measures the result on them. A killed run goes on when
+    it is started again with the same arguments.
     """
     from transship.checkpoints import check_target
     from transship.data import load
     from transship.errors import OptionError
     from transship.numerics import MemoryBudget
     from transship.registry import build_method
+    from transship.verbs.transport.examine import Examination
     from transship.verbs.transport.participants import Opening
     from transship.verbs.transport.plan import check_request, memory_bytes, plan_lines, target_bytes
     from transship.verbs.transport.roles import Roles
@@ -122,6 +141,8 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     settings = Settings(
         strength=_strength(given["strength"]),
         roles=roles,
+        classes=() if given["classes"] is None else _lines(given["classes"]),
+        templates=given["template"],
         validation=not given["unlabelled"],
         **{
             name: given[name]
@@ -148,6 +169,8 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
     data = load(given["data"], **columns)
     keep = None if given["keep"] is None else load(given["keep"])
+    test = None if given["test"] is None else load(given["test"], **columns)
+    original = None if given["original"] is None else _other(given["original"], columns)
     if given["memory"] is not None:
         models = [local_model(name) for name in (source, tuned, target)]
         needed = memory_bytes(models, opening, given["batch_size"], list(data.inputs))
@@ -166,10 +189,11 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     )
     check_target(out, force=given["force"], needs=target_bytes(work))
     check_request(work, method, keep)
+    examination = Examination.open(work, test, original, keep=keep)
     if not quiet:
         for line in plan_lines(work, method):
             click.echo(line, err=True)
-    result = work.run(method, keep=keep)
+    result = examination.measured(work, work.run(method, keep=keep))
     if parallel.is_main():
         result.save(out, force=given["force"])
         if given["report"] is not None:
@@ -197,6 +221,24 @@ def _strength(text: str) -> float | str:
         return text
 
 
+def _other(reference: str, columns: dict[str, str]) -> Any:
+    """Return data that may have the columns of DATA, or others."""
+    from transship.data import load
+    from transship.errors import DataError
+
+    try:
+        return load(reference, **columns)
+    except DataError:
+        if not columns:
+            raise
+        return load(reference)
+
+
+def _lines(file: Path) -> tuple[str, ...]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return tuple(line.strip() for line in lines if line.strip())
+
+
 def _print(result: Result, out: Path, report: Path | None) -> None:
     for note in result.notes:
         click.echo(note)
@@ -217,6 +259,8 @@ def _print(result: Result, out: Path, report: Path | None) -> None:
             click.echo(f"  {left.tensor} ({left.role}): {left.reason}")
         if len(moved.left) > 20:
             click.echo(f"  … and {len(moved.left) - 20} more, listed in --json and --report")
+    for line in result.measured.lines() if result.measured is not None else ():
+        click.echo(line)
     click.echo(f"wrote {out}" + (f" and {report}" if report is not None else ""))
 
 

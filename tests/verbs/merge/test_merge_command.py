@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from transship.cli.merge import command
+from transship.cli.merge import _line, command
 
 TEXT = "merge_method: linear\nmodels: [{model: a}, {model: b}]\nparameters: {weight: 0.5}\n"
 
@@ -71,3 +71,24 @@ def test_neither_command_imports_torch_or_transformers_and_plan_starts_fast(run,
     runs = [measure("plan", "recipe.yaml") for _ in range(4)]
     assert runs[0][1] == []
     assert min(seconds for seconds, _ in runs) < 0.6  # 0.3 on a machine at rest; the benchmark has the figure
+
+
+def test_the_clock_of_a_progress_line_starts_with_the_work_and_again_with_other_work(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    from transship import progress
+
+    made: list[tuple[int, list[int]]] = []
+
+    class Recorded:
+        def __init__(self, what: str, total: int, *, unit: str = "") -> None:
+            made.append((total, []))
+
+        def __call__(self, done: int, note: str = "") -> None:
+            made[-1][1].append(done)
+
+    monkeypatch.setattr(progress, "Progress", Recorded)
+    watch = _line("learn")
+    for done, total in ((0, 2), (1, 2), (0, 2), (1, 2), (1, 30)):
+        watch(done, total, "")
+    assert [one for one in made if one[1]] == [(2, [0, 1]), (2, [0, 1]), (30, [1])]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +153,7 @@ def test_an_existing_folder_is_not_replaced_without_force(toys: Make, tmp_path: 
         (recipe("ties", base="base", parameters={"weight": "much"}), "'much' does not fit"),
         (recipe("passthrough", models="ab"), "passthrough takes 1 model, not 2"),
         (recipe("linear", models="a", modules=None) | {"models": None}, "lists no models"),
+        (recipe("linear", lora_rank=4), "lora_rank is for recipes of adapters alone"),
     ],
 )
 def test_a_recipe_that_the_method_cannot_follow_is_one_sentence(given: Any, message: str, toys: Make):
@@ -172,3 +175,24 @@ def test_numbers_too_large_for_the_output_are_one_sentence(safetensors_models: M
     with pytest.raises(NumericalError, match="too large for float16"):
         merge(recipe(out_dtype="float16")).save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_that_fills_up_while_writing_is_one_sentence_and_leaves_nothing(
+    safetensors_models: Make, tmp_path: Path
+):
+    """A process that may write no file beyond 20 kB: the space was there when the merge began."""
+    arrays = {f"part-{number}.weight": np.ones((64, 64), np.float32) for number in range(4)}
+    for name in "ab":
+        safetensors_models(name, arrays)
+    Path("recipe.yaml").write_text(json.dumps(recipe()))
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from transship.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
+        "sys.argv = ['transship', 'merge', 'run', 'recipe.yaml', 'out']\n"
+        "main()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 2, found.stderr
+    assert "writing stopped" in found.stderr.splitlines()[-1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "recipe.yaml"]

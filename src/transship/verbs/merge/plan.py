@@ -108,7 +108,9 @@ class MergePlan:
         method = next((step.method for step in self.steps if step.method is not None), None)
         copies = method.copies if isinstance(method, LearnedMethod) else (2.0, 1.0)
         if self.recipe.weights is None and not isinstance(method, LearnedMethod):
-            return 0
+            if not self.recipe.fits_heads:
+                return 0
+            copies = (3.0, 0.0)  # the merged tensors, and one model with its own
         models = max(len(step.inputs) for step in self.steps)
         elements = sum(_elements(step) for step in self.steps)
         return TORCH + int(4 * elements * (copies[0] + models * copies[1]))
@@ -157,7 +159,8 @@ class MergePlan:
             if (rule := self.recipe.data_of(reference)) is not None:
                 lines.append(f"data      {reference}: {rule.path}")
         for reference, steps in self.outcome.heads.items():
-            lines.append(f"head      {reference}: {', '.join(step.name for step in steps)}")
+            how = f" ({self.recipe.heads})" if self.recipe.fits_heads else ""
+            lines.append(f"head      {reference}: {', '.join(step.name for step in steps)}{how}")
         lines += [f"copied    {note}" for note in _some(self.outcome.copied)]
         lines += [f"dropped   {note}" for note in _some(self.outcome.dropped)]
         if self.vocabulary is not None:
@@ -236,6 +239,10 @@ class Planner:
                     where=recipe.path,
                     fix="write base+adapter",
                 )
+        if recipe.lora_rank is not None:
+            raise OptionError(
+                "lora_rank is for recipes of adapters alone", where=recipe.path, fix="remove lora_rank"
+            )
         return _plan_models(recipe, cast(dict[ModelReference, Model], opened))
 
     def _open(

@@ -104,8 +104,21 @@ class Merge:
         return 1, 0
 
     def learnt(self) -> dict[str, Any]:
-        """Return what the recipe left to be found out on data: the weights of `weights: auto`."""
+        """Return what the recipe left to be found out on data: the weights of `weights: auto`, heads."""
         return {} if isinstance(self.plan, AdapterMerge) else self.plan.execution.prepare()
+
+    def learnt_lines(self) -> list[str]:
+        """Return the same as people read it."""
+        found, lines = self.learnt(), []
+        if "weights" in found:
+            weights = ", ".join(f"{name} {weight:g}" for name, weight in found["weights"].items())
+            search = found["search"]
+            lines.append(f"weights   {weights}")
+            lines.append(f"search    {search['start']:.4g} → {search['end']:.4g}, {search['trials']} trials")
+        for name, shares in found.get("agreement", {}).items():
+            parts = [f"{100 * share:.1f} % with the {kind} head" for kind, share in shares.items()]
+            lines.append(f"answers   {name}: as its own model {', '.join(parts)}")
+        return lines
 
     def check_memory(self, limit: int) -> None:
         """Refuse a merge that may take more than `limit` bytes of memory."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transship.checkpoints import check_finite
 from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.atomic import atomic_folder
 from transship.checkpoints.card import Input, ModelCard, as_json
 from transship.checkpoints.carry import carried_files, with_dtype
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.write import TensorPlan, write_checkpoint, write_file
-from transship.errors import NumericalError, OptionError
+from transship.errors import NumericalError
 from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.adapters import AdapterMerge
 from transship.verbs.merge.recipe.models import SAMPLED, StoredModel, sampled_fingerprint
+from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.steps import Step
 from transship.verbs.merge.recipe.tokenizers import CHAT_TEMPLATES, read_chat_template, without_template
 
@@ -117,7 +119,7 @@ def save_tasks(plan: MergePlan, folder: str | os.PathLike[str], work: Work) -> P
 
     The backbone's files are hard links in every task's folder: a task costs the bytes of its head.
     """
-    names = _task_names(plan)
+    names = _task_names(plan.outcome.heads)
     with atomic_folder(folder, force=work.force, needs=plan.bytes_written) as place:
         backbone = save_model(plan, place / "backbone", replace(work, force=False))
         shards = sorted(backbone.glob("*.safetensors"))
@@ -173,10 +175,10 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _task_names(plan: MergePlan) -> dict[Any, str]:
+def _task_names(references: Iterable[ModelReference]) -> dict[ModelReference, str]:
     """Return a folder name for each task: the last part of its model's path, numbered where two are alike."""
-    names: dict[Any, str] = {}
-    for reference in plan.outcome.heads:
+    names: dict[ModelReference, str] = {}
+    for reference in references:
         plain = Path(reference.lora.path if reference.lora else reference.model.path).name or "task"
         name, number = plain, 2
         while name in (*names.values(), "backbone"):
@@ -236,15 +238,7 @@ def _chat_template(plan: MergePlan) -> str | None:
         found = [read_chat_template(model.model.folder) for model in plan.models.values()]
         there = [template for template in found if template is not None]
         return max(there, key=there.count) if there else None
-    if wanted in CHAT_TEMPLATES:
-        return CHAT_TEMPLATES[wanted]
-    if "{" not in wanted:
-        raise OptionError(
-            f"there is no chat template '{wanted}'",
-            where=plan.recipe.path,
-            fix=f"choose auto, {', '.join(CHAT_TEMPLATES)}, or give Jinja text",
-        )
-    return wanted
+    return CHAT_TEMPLATES.get(wanted, wanted)
 
 
 def _card(plan: MergePlan) -> ModelCard:
@@ -271,18 +265,40 @@ def _card(plan: MergePlan) -> ModelCard:
 
 
 def save_adapter(merge: AdapterMerge, folder: str | os.PathLike[str], force: bool) -> Path:
-    """Write a merged adapter from its factors."""
+    """Write a merged adapter from its factors; where adapters bring heads, a folder of one for each task."""
+    for adapter in merge.adapters.values():
+        check_finite(adapter)
+    if not merge.heads:
+        return _write_adapter(merge, None, folder, force)
+    with atomic_folder(folder, force=force) as place:
+        for reference, name in _task_names(merge.adapters).items():
+            _write_adapter(merge, reference, place / name, False)
+    return Path(folder)
+
+
+def _write_adapter(
+    merge: AdapterMerge, head: ModelReference | None, folder: str | os.PathLike[str], force: bool
+) -> Path:
     recipe = merge.recipe
     inputs = [Input("adapter", str(ref), sampled_fingerprint(one)) for ref, one in merge.adapters.items()]
+    whose = f" The head is that of {head}." if head in merge.heads else ""
     card = ModelCard(
         title="Merged adapter",
         verb="merge",
         method=recipe.method.replace("_", "-"),
-        summary=f"A weighted sum of LoRA adapters, made of their factors. {SAMPLED}",
+        summary=f"A weighted sum of LoRA adapters, made of their factors.{whose} {SAMPLED}",
         parameters={"recipe": json.dumps(recipe.text)},
         inputs=inputs,
         library="peft",
     )
+    given = merge.adapters[head] if head is not None else next(iter(merge.adapters.values()))
+    task = given.config.get("task_type")
     return write_adapter(
-        folder, merge.update(), dtype=recipe.out_dtype or recipe.dtype or "float32", card=card, force=force
+        folder,
+        merge.spoken(head),
+        dtype=recipe.out_dtype or recipe.dtype or "float32",
+        dense="save",
+        task_type=task if isinstance(task, str) else None,
+        card=card,
+        force=force,
     )

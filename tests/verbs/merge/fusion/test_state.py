@@ -356,6 +356,32 @@ def test_an_adapter_joins_a_language_model(family: Callable[[str], Path], tmp_pa
         torch.testing.assert_close(tensor, merged[name])
 
 
+def test_an_adapter_with_a_head_of_its_own_joins_as_a_task(bert: Path, tmp_path: Path):
+    import peft
+    import transformers
+
+    model = transformers.BertForSequenceClassification.from_pretrained(bert / "base", num_labels=3)
+    settings = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    wrapped = peft.get_peft_model(model, settings)
+    with torch.no_grad():
+        for name, tensor in wrapped.named_parameters():
+            if "lora_" in name:
+                tensor.normal_(std=0.05)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    out = tmp_path / "out"
+    run("start", out, "--base", bert / "base", "--method", "average", "--heads", "own")
+    text = run("add", out, tmp_path / "adapter", "--data", bert / "data-1.jsonl")
+    assert "adapter: 3 classes" in text
+    task = transformers.AutoModelForSequenceClassification.from_pretrained(out / "tasks" / "adapter")
+    merged = wrapped.merge_and_unload().state_dict()
+    for name, tensor in task.state_dict().items():
+        torch.testing.assert_close(tensor, merged[name])
+    assert "added before" in run("add", out, tmp_path / "adapter", "--data", bert / "data-1.jsonl", code=2)
+    run("add", out, bert / "task-0", "--data", bert / "data-0.jsonl")
+    run("remove", out, tmp_path / "adapter")
+    assert [task["name"] for task in json.loads(run("status", out, "--json"))["tasks"]] == ["task-0"]
+
+
 def test_a_fusion_in_memory_says_that_it_cannot_be_saved(toy: Any, tmp_path: Path):
     fusion = toy.join(Fusion(toy.base, "average", heads="own"), 0)
     with pytest.raises(TransshipError, match="its base was given in memory"):

@@ -298,3 +298,100 @@ def test_adapters_run_with_their_base_and_not_alone(models: Path, tmp_path: Path
     alone = [{"model": f"llama-lora-{letter}", "data": "a.txt"} for letter in "ab"]
     with pytest.raises(OptionError, match="adapters alone cannot be run on data"):
         plan({"merge_method": "linear", "weights": "auto", "models": alone})
+
+
+def answers(folder: Path | str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a saved classifier says of a task's inputs: features before its head, and logits."""
+    import transformers
+
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    inputs = torch.from_numpy(np.load(f"{name}.npz")["inputs"])
+    with torch.no_grad():
+        features = model.vit(pixel_values=inputs).last_hidden_state[:, 0]
+        return features, model(pixel_values=inputs).logits
+
+
+@pytest.mark.parametrize("method", ["task_arithmetic", "regmean"])
+def test_carried_heads_are_the_ridge_from_merged_features_onto_the_own_answers(
+    pictures: Path, tmp_path: Path, method: str
+):
+    from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry
+
+    parameters = {"parameters": {"weight": 1.5}} if method == "task_arithmetic" else {}
+    out = merge(recipe(method, heads="carried", **parameters)).save(tmp_path / "out")
+    for name in ("shape", "tone"):
+        features, logits = answers(out / name, name)
+        own_features, wanted = answers(name, name)
+        with checkpoints.open(name) as tuned:
+            own = LinearHead(tuned.tensor("classifier.weight"), tuned.tensor("classifier.bias"))
+        torch.testing.assert_close(own(own_features), wanted, atol=1e-5, rtol=1e-5)
+        expected = carry(features, wanted, own, HeadSettings())
+        torch.testing.assert_close(logits, expected(features), atol=1e-4, rtol=1e-4)
+        before, after = (own(features) - wanted).square().mean(), (logits - wanted).square().mean()
+        assert after < before
+
+
+@pytest.mark.parametrize("kind", ["carried-polished", "tuned"])
+def test_other_fitted_heads_change_the_head_alone_and_are_told(pictures: Path, tmp_path: Path, kind: str):
+    plain = merge(recipe("regmean", heads="per_task")).save(tmp_path / "plain")
+    fitted = merge(recipe("regmean", heads=kind))
+    assert f"classifier.weight ({kind.replace('-', '_')})" in fitted.plan.text()
+    out = fitted.save(tmp_path / "out")
+    for name in ("shape", "tone"):
+        with checkpoints.open(plain / name) as one, checkpoints.open(out / name) as other:
+            changed = {key for key in one.tensors if not np.array_equal(one.read(key), other.read(key))}
+        assert changed == {"classifier.weight", "classifier.bias"}
+    shares = fitted.learnt()["agreement"]
+    assert set(shares) == {"shape", "tone"}
+    assert any("as its own model" in line for line in fitted.learnt_lines())
+    if kind == "carried-polished":
+        assert all(share["carried_polished"] >= share["own"] for share in shares.values())
+
+
+def test_fitted_heads_ask_for_data_and_for_a_head(pictures: Path, tmp_path: Path):
+    given = recipe("task_arithmetic", heads="carried", parameters={"weight": 0.5})
+    del given["models"][1]["data"]
+    with pytest.raises(
+        OptionError, match="heads: carried runs tone on inputs of its task, and it has no data"
+    ):
+        plan(given)
+    bare = {"model": "base", "data": {"path": "shape.npz", "column": "inputs"}}
+    given = {**recipe("linear", base=None, heads="carried", parameters={"weight": 0.5})}
+    given["models"] = [bare, given["models"][0]]
+    with pytest.raises(TransshipError, match="no last linear layer of its own"):
+        merge(given).save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("method", ["fisher", "regmean"])
+def test_an_adapter_that_brings_a_head_runs_with_it(pictures: Path, tmp_path: Path, method: str):
+    """The same recipe of the models that peft makes of base and adapters gives the same result."""
+    import peft
+    import transformers
+
+    models = {}
+    for seed, name in enumerate(("shape", "tone")):
+        model = transformers.ViTForImageClassification.from_pretrained("base", num_labels=3 + seed)
+        projections = sorted(
+            {key.split(".")[-1] for key, _ in model.named_modules() if "q" in key.split(".")[-1]}
+        )
+        settings = peft.LoraConfig(r=2, target_modules=projections, modules_to_save=["classifier"])
+        wrapped = peft.get_peft_model(model, settings)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for tensor in wrapped.parameters():
+                if tensor.requires_grad:
+                    tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.2)
+        wrapped.save_pretrained(tmp_path / "adapters" / name)
+        wrapped.merge_and_unload().save_pretrained(tmp_path / "whole" / name)
+        models[name] = {"path": f"{name}.npz", "column": "inputs"}
+    made = {}
+    for kind, start in (("adapters", "base+"), ("whole", "")):
+        listed = [
+            {"model": f"{start}{tmp_path / kind / name}", "data": data} for name, data in models.items()
+        ]
+        given = {"merge_method": method, "base_model": "base", "models": listed}
+        made[kind] = merge(given).save(tmp_path / f"{kind}-out")
+    for name in models:
+        one, other = answers(made["adapters"] / name, name)[1], answers(made["whole"] / name, name)[1]
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

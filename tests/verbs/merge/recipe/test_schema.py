@@ -64,6 +64,23 @@ def sentence(text: str) -> str:
         ("merge_method: linear\nseed: -1\n" + MODELS, "takes a whole number"),
         ("merge_method: linear\narithmetic: exact\n" + MODELS, "no arithmetic 'exact'"),
         ("merge_method: linear\nchat_template: 3\n" + MODELS, "takes a text"),
+        (
+            "merge_method: linear\nchat_template: chatmll\n" + MODELS,
+            "recipe:2: there is no chat template 'chatmll'; did you mean 'chatml'",
+        ),
+        (
+            "merge_method: linear\ntokenizer_source: unoin\n" + MODELS,
+            "recipe:2: there is no source of a tokenizer 'unoin'; did you mean 'union'",
+        ),
+        (
+            "merge_method: linear\n" + MODELS + "parameters: {weight: [0.1, much]}\n",
+            "recipe:3: 'much' does not fit; give a number",
+        ),
+        (
+            "merge_method: ties\nbase_model: c\n" + MODELS + "parameters:\n  density: [0.5, 50]\n",
+            "recipe:5: density is a share of a tensor's entries, and 50 is none",
+        ),
+        ("merge_method: linear\nlora_rank: 0\n" + MODELS, "recipe:2: lora_rank takes a whole number from 1"),
         ("merge_method: linear\n" + MODELS + "---\nmerge_method: linear\n" + MODELS, "has no name"),
     ],
 )

@@ -5,7 +5,7 @@ and only its head has memory. It runs with any backbone through `functional_call
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.origin import Arrival, Origin
 from transship.verbs.merge.fusion.protocol import Vector
 from transship.verbs.merge.fusion.tasks import TaskModel
+from transship.verbs.merge.whole import whole_model
 
 _SPEAKING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
@@ -214,11 +215,7 @@ class CheckpointOrigin(Origin):
     def _admit_adapter(self, adapter: Adapter, name: str) -> Arrival:
         change = Update.from_adapter(adapter, self.checkpoint)
         if change.added:
-            raise CheckpointError(
-                "the adapter brings a head of its own",
-                where=adapter.name,
-                fix="merge it into its base first (peft: merge_and_unload), and give that model",
-            )
+            return self._admit_headed(adapter, name)
         stored = parameter_names(self.loaded, self.checkpoint)
         tuned = {}
         for one, tensor in self.weights.items():
@@ -231,6 +228,12 @@ class CheckpointOrigin(Origin):
         self.names = self.names or tuple(update)
         model = TaskModel(name, self.model, {one: one for one in self.names}, None)
         return Arrival(adapter.name, adapter.fingerprint(), update, model)
+
+    def _admit_headed(self, adapter: Adapter, name: str) -> Arrival:
+        """Return an adapter with a head of its own as the model that it makes of the base."""
+        places = self.checkpoint.folder, adapter.folder
+        whole = whole_model(*places, owner=self, allow_pickle=self.allow_pickle)
+        return replace(self.admit(whole, name), source=adapter.name, fingerprint=adapter.fingerprint())
 
 
 def _files(loaded: LoadedModel, checkpoint: Checkpoint, names: Mapping[str, str]) -> TaskFiles:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from transship.activations import FunctionalModel, LoadedModel, load_model, parameter_names
 from transship.activations.loading import require_in_memory
+from transship.checkpoints import Checkpoint
+from transship.checkpoints import open as open_checkpoint
 from transship.data import load
 from transship.errors import CheckpointError
 from transship.verbs.merge.fusion.protocol import Vector
@@ -19,6 +21,7 @@ from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.models import StoredModel
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.steps import Origin, Step
+from transship.verbs.merge.whole import whole_model
 
 INPUTS = 256  # of each task, unless the recipe says otherwise
 TRIED = 96  # the same for `weights: auto`, which reads them in every trial
@@ -33,12 +36,14 @@ class RecipeModel:
         place: which of the models it is.
         reference: what the recipe calls it.
         labelled: also read the labels of its data.
+        label_share: of all rows; labels of no more are read.
     """
 
     plan: MergePlan
     place: int
     reference: ModelReference
     labelled: bool = False
+    label_share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -48,21 +53,24 @@ class RecipeModel:
     @cached_property
     def loaded(self) -> LoadedModel:
         """The model with its head."""
-        stored = self.plan.models[self.reference].model
-        assert isinstance(stored, StoredModel)
         opening = self.plan.execution.opening
-        loaded = load_model(str(stored.checkpoint.folder), head=True, name=self.name, **opening)
+        loaded = load_model(str(self._checkpoint.folder), head=True, name=self.name, **opening)
         require_in_memory(loaded.model, self.name, "a merge runs it with other weights")
         return loaded
 
     @cached_property
-    def _stored(self) -> dict[str, str]:
-        """Tensor of the model's own file → parameter of the module; the names may be quite different."""
+    def _checkpoint(self) -> Checkpoint:
+        """The files that it is loaded from; with an adapter that brings a head, those of the two together."""
         stored = self.plan.models[self.reference].model
         assert isinstance(stored, StoredModel)
-        return {
-            name: parameter for parameter, name in parameter_names(self.loaded, stored.checkpoint).items()
-        }
+        if stored.update is None or stored.adapter is None or not stored.update.added:
+            return stored.checkpoint
+        return open_checkpoint(whole_model(stored.folder, stored.adapter.folder, owner=self))
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        """Tensor of the model's own file → parameter of the module; the names may be quite different."""
+        return {name: parameter for parameter, name in parameter_names(self.loaded, self._checkpoint).items()}
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -104,7 +112,7 @@ class RecipeModel:
             None,
             None,
             label_names=[str(names[key]) for key in sorted(names, key=int)],
-            label_share=1.0,
+            label_share=self.label_share,
             most=rule.inputs or (INPUTS if self.plan.recipe.weights is None else TRIED),
             seed=self.plan.recipe.seed,
             where=self.name,
@@ -132,6 +140,13 @@ class RecipeModel:
         """Return θ over the names."""
         steps = {step.name: step for step in merged_steps(self.plan)}
         return {name: tensor_of(self.plan, steps[name], self.place) for name in self.names}
+
+    def head_names(self) -> dict[str, str]:
+        """Return parameter of the module → tensor of the output, for the head that the recipe keeps."""
+        aligned = self.plan.models[self.reference]
+        steps = self.plan.outcome.heads.get(self.reference, ())
+        found = {self._stored.get(aligned.names[step.inputs[0].tensor]): step.name for step in steps}
+        return {parameter: name for parameter, name in found.items() if parameter is not None}
 
     def _place_head(self) -> None:
         """Give the module the head that the recipe keeps for this model (an adapter may bring its own)."""
@@ -173,10 +188,12 @@ def _read(plan: MergePlan, origin: Origin, step: Step) -> Tensor:
     return torch.from_numpy(values).reshape(step.shape)
 
 
-def recipe_models(plan: MergePlan, *, labelled: bool = False) -> list[RecipeModel]:
+def recipe_models(plan: MergePlan, *, labelled: bool = False, label_share: float = 1.0) -> list[RecipeModel]:
     """Return the models that are merged, in the recipe's order."""
-    steps = merged_steps(plan)
-    return [RecipeModel(plan, place, one.reference, labelled) for place, one in enumerate(steps[0].inputs)]
+    inputs = merged_steps(plan)[0].inputs
+    return [
+        RecipeModel(plan, place, one.reference, labelled, label_share) for place, one in enumerate(inputs)
+    ]
 
 
 def shared_names(models: Sequence[RecipeModel]) -> dict[str, str]:

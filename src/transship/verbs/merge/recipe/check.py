@@ -55,15 +55,17 @@ def check_data(recipe: Recipe, kind: type[RecipeMethod]) -> None:
             fix="remove weights: auto",
         )
     given = [source for source in sources if source.data is not None]
-    if not learns and not searches:
+    if not learns and not searches and not recipe.fits_heads:
         if given or recipe.data is not None:
             rule = given[0].data if given else recipe.data
             assert rule is not None
             raise OptionError(
-                f"{recipe.method} reads no data", where=rule.where, fix="remove data:, or set weights: auto"
+                f"{recipe.method} reads no data",
+                where=rule.where,
+                fix="remove data:, or set weights: auto or heads: carried",
             )
         return
-    what = "weights: auto" if searches else recipe.method
+    what = "weights: auto" if searches else recipe.method if learns else f"heads: {recipe.heads}"
     if any(not module.whole for module in recipe.modules):
         raise OptionError(
             f"{what} runs whole models, and the recipe has slices",
@@ -77,7 +79,8 @@ def check_data(recipe: Recipe, kind: type[RecipeMethod]) -> None:
             fix="remove the tokenizer rule",
         )
     for source in sources:
-        if source.data is None and not (kind.base != "input" and source.model == recipe.base_model):
+        apart = kind.base != "input" or not (learns or searches)
+        if source.data is None and not (apart and source.model == recipe.base_model):
             raise OptionError(
                 f"{what} runs {source.model} on inputs of its task, and it has no data",
                 where=source.where,
@@ -87,7 +90,7 @@ def check_data(recipe: Recipe, kind: type[RecipeMethod]) -> None:
 
 def check_runs(recipe: Recipe, kind: type[RecipeMethod], models: Mapping[ModelReference, Aligned]) -> None:
     """Refuse models that a method with data cannot run: what another recipe makes, and lone weight files."""
-    if recipe.weights is None and not issubclass(kind, LearnedMethod):
+    if recipe.weights is None and not issubclass(kind, LearnedMethod) and not recipe.fits_heads:
         return
     for reference, model in models.items():
         if reference == recipe.base_model and kind.base != "input":
@@ -138,7 +141,7 @@ def _check_words(recipe: Recipe, models: Mapping[ModelReference, Aligned]) -> No
 def wants_task_heads(recipe: Recipe, models: Mapping[ModelReference, Aligned], spans: Sequence[Span]) -> bool:
     """Say whether each model keeps its own head: when label sets differ, or the base has no such head."""
     if recipe.heads != "auto":
-        return recipe.heads == "per_task"
+        return recipe.heads != "merge"
     references = {reference for span in spans for reference in span.references}
     bases = {span.base for span in spans if span.base is not None}
     heads = {name for reference in references for name in models[reference].names if is_head(name)}

@@ -17,10 +17,12 @@ from transship.numerics import chunks
 from transship.verbs.merge.methods._learned import LearnedMethod, Watch, nobody
 from transship.verbs.merge.methods._protocol import CHUNK, Floats, Operands, Reader
 from transship.verbs.merge.recipe.planar import interleaved, planar_operands
+from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.steps import Origin, Step, promoted, scaled
 
 if TYPE_CHECKING:
     from transship.verbs.merge.learning.search import Found
+    from transship.verbs.merge.learning.task_heads import FittedHead
     from transship.verbs.merge.plan import MergePlan
 
 
@@ -44,7 +46,10 @@ class Execution:
         """Yield one output tensor in flat parts: float32 values, or its bytes where they are copied."""
         method = step.method
         if method is None:
-            return self._copy(step)
+            head = self.fitted.get(step.inputs[0].reference)
+            return (
+                self._copy(step) if head is None or step.name not in head.tensors else self._head(head, step)
+            )
         step = self._weighted(step)
         operands = self.operands(step, self.survey())
         pairs = planar_operands(self.plan, step, operands)
@@ -65,24 +70,43 @@ class Execution:
 
         return search_weights(self.plan, self.watch)
 
+    @functools.cached_property
+    def fitted(self) -> Mapping[ModelReference, FittedHead]:
+        """The heads that the recipe wants fitted to the merged model, by model."""
+        if not self.plan.recipe.fits_heads:
+            return {}
+        from transship.verbs.merge.learning.task_heads import fit_heads
+
+        return fit_heads(self.plan, self.watch)
+
+    @staticmethod
+    def _head(head: FittedHead, step: Step) -> Iterator[Floats]:
+        yield head.tensors[step.name]
+
     def _weighted(self, step: Step) -> Step:
         return step if self.searched is None else scaled(step, self.searched.factors)
 
     def prepare(self) -> dict[str, Any]:
         """Find out now what every tensor waits for, so that mistakes show before anything is written.
 
-        Returns the weights that were searched for, and how far they brought the loss down.
+        Returns the weights that were searched for and how far they brought the loss down, and how often the
+        merged model answers as each task's own one, with that one's head and with the fitted one.
         """
         self.survey()
+        heads = {
+            str(reference): {"own": round(head.before, 4), self.plan.recipe.heads: round(head.after, 4)}
+            for reference, head in self.fitted.items()
+        }
+        agreement = {"agreement": heads} if heads else {}
         if self.searched is None:
-            return {}
+            return agreement
         step = self._weighted(next(step for step in self.plan.steps if step.method is not None))
         found = {
             str(one.reference): round(float(weight), 6)
             for one, weight in zip(step.inputs, step.values["weight"], strict=True)
         }
         losses = {"start": self.searched.start, "end": self.searched.loss, "trials": self.searched.trials}
-        return {"weights": found, "search": losses}
+        return {"weights": found, "search": losses, **agreement}
 
     def survey(self) -> Any:
         """Return what the method has to know of the whole model, found out once."""

@@ -18,6 +18,7 @@ from transship.checkpoints.dtypes import stored
 from transship.checkpoints.names import translation
 from transship.errors import CheckpointError, OptionError
 from transship.verbs.merge.methods._protocol import Floats, Reader
+from transship.verbs.merge.recipe.headed import headed_config
 from transship.verbs.merge.recipe.reference import ModelReference, Place
 
 _SAMPLE = 4096  # bytes that a fingerprint reads in each of three places of a tensor
@@ -69,10 +70,13 @@ class StoredModel:
     update: Update | None = None
     adapter: Checkpoint | None = None
 
-    @property
+    @functools.cached_property
     def config(self) -> dict[str, Any]:
-        """Return its `config.json`."""
-        return self.checkpoint.config
+        """Return its `config.json`, with the labels of a head that the adapter adds."""
+        if self.update is None or self.adapter is None or not self.update.added:
+            return self.checkpoint.config
+        shapes = {name: self.tensors[name].shape for name in self.update.added}
+        return headed_config(self.checkpoint.config, shapes, self.adapter.config)
 
     @property
     def folder(self) -> Path | None:

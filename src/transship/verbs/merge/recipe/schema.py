@@ -7,19 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from transship.errors import OptionError
 from transship.registry import method_class, unknown
 from transship.verbs.merge.methods._protocol import RecipeMethod, recipe_method, recipe_methods
 from transship.verbs.merge.recipe.document import Block, Items, parse_documents, read_documents
 from transship.verbs.merge.recipe.inputs import DataRule, WeightSearch, read_data, read_search
 from transship.verbs.merge.recipe.parameters import Setting, read_settings
 from transship.verbs.merge.recipe.reference import ModelReference, read_reference
+from transship.verbs.merge.recipe.tokenizers import CHAT_TEMPLATES
 from transship.verbs.merge.recipe.tokens import TokenizerRule, read_tokenizer
+from transship.verbs.merge.recipe.values import coerce
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 EXTRA_TENSORS = ("base", "keep", "drop", "error")
-HEADS = ("auto", "merge", "per_task")
+HEADS = ("auto", "merge", "per_task", "carried", "carried_polished", "tuned")
 COMPATIBILITY = ("error", "warn", "off")
 ARITHMETIC = ("float32", "mergekit")
+SHARES = ("density", "gamma", "select_topk")
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Recipe:
         arithmetic: `float32`, or `mergekit` to round every step to `dtype` as mergekit does.
         seed: fixes the random methods.
         extra_tensors: what happens to tensors that not all models have.
-        heads: whether task heads are merged, or kept one for each model.
+        heads: whether task heads are merged, kept one for each model, or fitted to the merged model on data.
         lora_rank: the rank of a merged adapter; None to keep the sum of the ranks, which is exact.
         compatibility: whether a model that is no fine-tune of the base stops the merge.
         data: what holds for the data of all models; None where the recipe has no such rule.
@@ -117,6 +121,11 @@ class Recipe:
                     if source.model == reference and source.data is not None:
                         return source.data.over(self.data)
         return None
+
+    @property
+    def fits_heads(self) -> bool:
+        """Return whether heads are fitted to the merged model, on data."""
+        return self.heads in ("carried", "carried_polished", "tuned")
 
     @property
     def donor(self) -> ModelReference:
@@ -191,13 +200,13 @@ def read_recipe(block: Block, text: str = "") -> Recipe:
         dtype=_dtype(block, "dtype"),
         out_dtype=_dtype(block, "out_dtype"),
         tokenizer=read_tokenizer(block),
-        chat_template=_text(block, "chat_template"),
+        chat_template=_chat_template(block),
         parameters=read_settings(block),
         arithmetic=_choice(block, "arithmetic", ARITHMETIC),
         seed=_integer(block, "seed") or 0,
         extra_tensors=_choice(block, "extra_tensors", EXTRA_TENSORS),
-        heads=_choice(block, "heads", HEADS),
-        lora_rank=_integer(block, "lora_rank"),
+        heads=_choice(block, "heads", HEADS).replace("-", "_"),
+        lora_rank=_integer(block, "lora_rank", least=1),
         compatibility=_choice(block, "compatibility", COMPATIBILITY),
         data=read_data(block, path=False),
         weights=read_search(block),
@@ -232,6 +241,21 @@ def _check_parameters(recipe: Recipe) -> None:
         for name, setting in scope.items():
             if name not in known:
                 raise unknown(name, known, kind=f"parameter of {recipe.method}", where=setting.where)
+            _check_values(kind, name, setting)
+
+
+def _check_values(kind: type[RecipeMethod], name: str, setting: Setting) -> None:
+    """Refuse values of another type than the parameter's, and shares outside the unit interval."""
+    own = next((field for field, spelt in kind.spelling.items() if spelt == name), name)
+    for rule in setting.rules:
+        for value in rule.value if isinstance(rule.value, tuple) else (rule.value,):
+            number = coerce(kind, own, value, setting.where)
+            if name in SHARES and not 0 <= number <= 1:
+                raise OptionError(
+                    f"{name} is a share of a tensor's entries, and {value} is none",
+                    where=setting.where,
+                    fix="give a number from 0 to 1",
+                )
 
 
 def _modules(block: Block) -> tuple[Module, ...]:
@@ -321,17 +345,25 @@ def _text(block: Block, key: str) -> str | None:
     return value
 
 
-def _integer(block: Block, key: str) -> int | None:
+def _chat_template(block: Block) -> str | None:
+    value = _text(block, "chat_template")
+    known = ("auto", *CHAT_TEMPLATES)
+    if value is not None and value not in known and "{" not in value:
+        raise unknown(value, known, kind="chat template", where=block.where("chat_template"))
+    return value
+
+
+def _integer(block: Block, key: str, least: int = 0) -> int | None:
     value = block.get(key)
-    if value is not None and (type(value) is not int or value < 0):
-        raise block.error(f"{key} takes a whole number", f"write {key}: 16", key=key)
+    if value is not None and (type(value) is not int or value < least):
+        raise block.error(f"{key} takes a whole number from {least}", f"write {key}: 16", key=key)
     return value
 
 
 def _choice(block: Block, key: str, choices: tuple[str, ...]) -> str:
     value: Any = block.get(key, choices[0])
     value = "off" if value is False else value  # YAML reads a bare off as false
-    if value not in choices:
+    if str(value).replace("-", "_") not in choices:
         raise unknown(str(value), choices, kind=key, where=block.where(key))
     return str(value)
 

@@ -107,7 +107,12 @@ def _span(
     entries = [(source.model, source.layers, source.parameters) for source in part.sources]
     if module.whole and base is not None and base not in [entry[0] for entry in entries]:
         entries.append((base, None, {}))
-    ranges = [_range(recipe, model, layers, stack, depths, part.where) for model, layers, _ in entries]
+    places = [source.where for source in part.sources]
+    places += [part.where] * (len(entries) - len(places))
+    ranges = [
+        _range(recipe, model, layers, stack, depths, where)
+        for (model, layers, _), where in zip(entries, places, strict=True)
+    ]
     lengths = {last - first for first, last in ranges}
     if len(lengths) > 1:
         counts = ", ".join(

@@ -24,7 +24,7 @@ from transship.verbs.merge.recipe.vocabulary import Vocabulary
 Action = Literal["merge", "copy"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """One input of a step: a model, and the tensor's name in the donor's spelling."""
 
@@ -32,7 +32,7 @@ class Origin:
     tensor: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """How one tensor of the output is made.
 
@@ -218,7 +218,8 @@ class StepBuilder:
     def _partly_there(self, name: str, there: list[Origin], everything: list[Origin]) -> None:
         """Follow `extra_tensors` for a tensor that some models have not."""
         rule = self.recipe.extra_tensors
-        missing = ", ".join(str(one.reference) for one in everything if one not in there)
+        absent = dict.fromkeys(str(one.reference) for one in everything if one not in there)
+        missing = ", ".join(absent)
         donor = next((one for one in there if one.reference == self.recipe.donor), None)
         if rule == "drop" and donor is None:
             self.outcome.dropped.append(f"{name} (not in {missing})")
@@ -233,7 +234,7 @@ class StepBuilder:
         info = self._info(chosen)
         assert info is not None
         dtype = self._dtype([info]) if info.floating else info.dtype
-        note = f"copied from {chosen.reference}: {missing} has it not"
+        note = f"copied from {chosen.reference}: {missing} {'have' if len(absent) > 1 else 'has'} it not"
         self._add(Step(name, self._shape(name, [chosen], [info]), dtype, "copy", (chosen,), note=note))
         self.outcome.copied.append(f"{name} ({note})")
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from transship.registry import unknown
 from transship.verbs.merge.recipe.document import Block
 from transship.verbs.merge.recipe.reference import ModelReference, parse_reference, read_reference
+
+_SOURCES = ("union", "base")
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,12 @@ def read_tokenizer(block: Block) -> TokenizerRule | None:
 
 def _source(block: Block, key: str) -> str | ModelReference:
     value = block[key]
-    if value in ("union", "base"):
+    if value in _SOURCES:
         return str(value)
     if isinstance(value, str):
+        near = difflib.get_close_matches(value, _SOURCES, n=1)
+        if near and not Path(value).exists():
+            raise unknown(value, _SOURCES, kind="source of a tokenizer", where=block.where(key))
         return parse_reference(value.removeprefix("model:"), block.where(key))
     return read_reference(block, key)
 

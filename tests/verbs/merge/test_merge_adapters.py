@@ -1,0 +1,201 @@
+"""LoRA adapters in recipes: what they bring beside their factors, depth, bases, and hostile ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transship import checkpoints
+from transship.errors import CheckpointError, NumericalError, OptionError
+from transship.verbs.merge.plan import plan
+from transship.verbs.merge.recipe.adapters import AdapterMerge
+from transship.verbs.merge.recipe.headed import headed_config
+from transship.verbs.merge.run import merge
+
+pytestmark = pytest.mark.slow
+LABELS = {"lora-mood": 2, "lora-topic": 4}
+QUERY = "encoder.layer.{}.attention.self.query.weight"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bare encoder, and adapters that were trained on it with classification heads of their own."""
+    import peft
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("adapters")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=60,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+    )
+    transformers.BertModel(config).save_pretrained(folder / "bare")
+    for seed, (name, labels) in enumerate(LABELS.items()):
+        model = transformers.BertForSequenceClassification.from_pretrained(folder / "bare", num_labels=labels)
+        settings = peft.LoraConfig(
+            task_type="SEQ_CLS", r=2 + seed, lora_alpha=8, target_modules=["query", "value"]
+        )
+        wrapped = peft.get_peft_model(model, settings)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for key, tensor in wrapped.named_parameters():
+                if "lora_" in key:
+                    tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.1)
+        wrapped.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def adapters(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them that a test may spoil, as the working folder."""
+    shutil.copytree(made, tmp_path / "models")
+    monkeypatch.chdir(tmp_path / "models")
+    return tmp_path / "models"
+
+
+def recipe(method: str = "linear", **more: Any) -> dict[str, Any]:
+    models = [
+        {"model": "lora-mood", "parameters": {"weight": 1}},
+        {"model": "lora-topic", "parameters": {"weight": 3}},
+    ]
+    return {"merge_method": method, "base_model": "bare", "models": models, **more}
+
+
+def dense(name: str) -> dict[str, Any]:
+    """What peft makes of one adapter on the base."""
+    import peft
+    import transformers
+
+    model = transformers.BertForSequenceClassification.from_pretrained("bare", num_labels=LABELS[name])
+    return dict(peft.PeftModel.from_pretrained(model, name).merge_and_unload().state_dict())
+
+
+def test_adapters_with_heads_give_an_adapter_for_each_task_that_peft_loads(adapters: Path, tmp_path: Path):
+    import peft
+    import torch
+    import transformers
+
+    assert "head      lora-topic: classifier.bias, classifier.weight" in plan(recipe()).text()
+    out = merge(recipe()).save(tmp_path / "out")
+    assert sorted(path.name for path in out.iterdir()) == sorted(LABELS)
+    alone = {name: dense(name) for name in LABELS}
+    for name, labels in LABELS.items():
+        base = transformers.BertForSequenceClassification.from_pretrained("bare", num_labels=labels)
+        found = peft.PeftModel.from_pretrained(base, out / name).merge_and_unload().state_dict()
+        for key, tensor in found.items():
+            if key.startswith("classifier"):
+                assert torch.equal(tensor, alone[name][key])
+            else:
+                mean = 0.25 * alone["lora-mood"][key] + 0.75 * alone["lora-topic"][key]
+                torch.testing.assert_close(tensor, mean)
+
+
+def test_a_base_with_an_adapter_that_brings_a_head_loads_as_that_task(adapters: Path, tmp_path: Path):
+    import torch
+    import transformers
+
+    given = recipe("task_arithmetic", parameters={"weight": 0.5})
+    given["models"] = [{"model": f"bare+{name}"} for name in LABELS]
+    out = merge(given).save(tmp_path / "out")
+    alone = {"merge_method": "passthrough", "models": [{"model": "bare+lora-topic"}]}
+    merge(alone).save(out / "alone")
+    for folder, name in (*((name, name) for name in LABELS), ("alone", "lora-topic")):
+        model, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+            out / folder, output_loading_info=True
+        )
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        assert model.config.architectures == ["BertForSequenceClassification"]
+        assert torch.equal(model.classifier.weight, dense(name)["classifier.weight"])
+
+
+def test_the_labels_of_a_head_are_the_rows_of_its_last_map():
+    shapes = {"classifier.dense.weight": (16, 16), "classifier.out_proj.weight": (5, 16)}
+    config = {"architectures": ["RobertaForMaskedLM"], "id2label": {"0": "no", "1": "yes"}}
+    found = headed_config(config, shapes, {"task_type": "SEQ_CLS"})
+    assert found["architectures"] == ["RobertaForSequenceClassification"]
+    assert list(found["id2label"]) == ["0", "1", "2", "3", "4"]
+    assert headed_config(config, {"classifier.weight": (2, 16)}, {}) == config  # it names them already
+    assert headed_config(config, {"embeddings.extra": (3, 16)}, {"task_type": "SEQ_CLS"}) == config
+    seeing = {"auto_mapping": {"base_model_class": "ViTForImageClassification"}}
+    found = headed_config({"architectures": ["ViTModel"]}, {"classifier.weight": (3, 16)}, seeing)
+    assert found["architectures"] == ["ViTForImageClassification"]
+
+
+def test_a_gradient_over_depth_and_a_filter_reach_the_factors(adapters: Path):
+    weight = [{"filter": "value", "value": 0.5}, {"value": [0.0, 1.0]}]
+    given = recipe("task_arithmetic", parameters={"weight": weight, "lambda": 2.0})
+    given["models"] = [{"model": "lora-mood"}]
+    found = plan(given)
+    assert isinstance(found, AdapterMerge)
+    assert [found.weights[QUERY.format(layer)] for layer in range(3)] == [(0.0,), (1.0,), (2.0,)]
+    assert found.weights[QUERY.format(1).replace("query", "value")] == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"weight": "much"}, "'much' does not fit"),
+        ({"weight": 0.0}, "the weights sum to 0"),
+        ({}, "linear needs weight for lora-mood"),
+    ],
+)
+def test_weights_that_mean_nothing_are_one_sentence(adapters: Path, parameters: Any, message: str):
+    given = recipe(parameters=parameters)
+    given["models"] = [{"model": name} for name in LABELS]
+    with pytest.raises(OptionError, match=message):
+        plan(given)
+
+
+def test_a_plan_of_adapters_reads_no_weights(adapters: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(checkpoints.WeightFile, "raw", refuse)
+    assert "tensors   6 with rank 5" in plan(recipe()).text()
+
+
+def test_adapters_of_different_bases_are_refused_unless_the_recipe_allows_it(adapters: Path):
+    path = adapters / "lora-topic" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "base_model_name_or_path": "somebody/other-base"}))
+    with pytest.raises(CheckpointError, match="it was trained on other-base, and lora-mood on bare"):
+        plan(recipe())
+    assert isinstance(plan(recipe(compatibility="off")), AdapterMerge)
+
+
+def test_a_nan_in_a_factor_is_one_sentence_and_leaves_nothing(adapters: Path, tmp_path: Path):
+    from safetensors.numpy import load_file, save_file
+
+    path = adapters / "lora-mood" / "adapter_model.safetensors"
+    arrays = load_file(path)
+    name = next(name for name in arrays if "lora_B" in name)
+    arrays[name] = np.where(
+        np.arange(arrays[name].size).reshape(arrays[name].shape) == 3, np.nan, arrays[name]
+    )
+    save_file(arrays, path)
+    with pytest.raises(NumericalError, match="NaN") as caught:
+        merge(recipe()).save(tmp_path / "out")
+    assert "lora-mood" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_change_in_full_of_what_the_base_has_is_refused_by_name(adapters: Path):
+    from safetensors.numpy import load_file, save_file
+
+    path = adapters / "lora-mood" / "adapter_model.safetensors"
+    arrays = load_file(path)
+    arrays["base_model.model.bert.pooler.dense.bias"] = np.ones(16, np.float32)
+    save_file(arrays, path)
+    with pytest.raises(CheckpointError, match=r"'pooler\.dense\.bias' is saved in full"):
+        plan(recipe())
