@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone, is_classifier, is_regressor
+from sklearn.linear_model import Ridge
 from sklearn.model_selection import cross_val_score
 
 import transship
@@ -17,6 +18,7 @@ from transship.errors import DataError, OptionError
 from transship.verbs.adapt import Recraft, load_adapted
 from transship.verbs.adapt.advice import advice
 from transship.verbs.adapt.base import fit_base
+from transship.verbs.adapt.raw import fit_raw
 from transship.verbs.adapt.targets import Targets
 from transship.verbs.adapt.variants import variants
 
@@ -136,6 +138,48 @@ def test_the_bases_outputs_on_training_rows_come_from_models_that_did_not_see_th
     crossed = (offsets.argmax(1) == truth).mean()
     assert own > 0.95  # more features than rows: noise is learned by heart
     assert crossed < 0.75
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_ridge_base_leaves_each_training_row_out_exactly(task: str):
+    generator = np.random.default_rng(1)
+    inputs = generator.normal(size=(40, 1, 60)).astype(np.float32)
+    numbers = inputs[:, 0, :3].sum(1) + generator.normal(size=40)
+    truth = (numbers > 0).astype(np.int64) if task == "classification" else numbers
+    targets = Targets.fit(truth, task=task)
+    base, offsets = fit_base("ridge", inputs, truth, targets, seed=0)
+    model, flat = base.model, inputs[:, 0].astype(np.float64)
+    scaled = (flat - flat.mean(0)) / flat.std(0)
+    wanted = 2.0 * (truth[:, None] == np.arange(2)) - 1.0 if task == "classification" else truth[:, None]
+    expected = np.empty_like(wanted)
+    for row in range(40):  # at the penalty that all rows chose
+        rest = np.delete(np.arange(40), row)
+        fitted = Ridge(alpha=model.details["lambda"]).fit(scaled[rest], wanted[rest])
+        expected[row] = fitted.predict(scaled[[row]])
+    if task == "classification":
+        expected = model.sharpness * expected
+    else:
+        expected = (expected - targets.mean) / targets.std
+    np.testing.assert_allclose(offsets.reshape(40, -1), expected.reshape(40, -1), rtol=2e-3, atol=2e-3)
+
+
+def test_a_base_that_was_fitted_already_is_taken_as_it_is():
+    generator = np.random.default_rng(2)
+    inputs, truth = generator.normal(size=(30, 1, 20)).astype(np.float32), generator.integers(0, 2, 30)
+    fitted = fit_raw("ridge", inputs, truth, task="classification", seed=0)
+    base, offsets = fit_base("ridge", inputs, truth, Targets.fit(truth), seed=0, fitted=fitted)
+    again, same = fit_base("ridge", inputs, truth, Targets.fit(truth), seed=0)
+    assert base.model is fitted
+    np.testing.assert_array_equal(offsets, same)
+    np.testing.assert_array_equal(base.outputs(inputs), again.outputs(inputs))
+
+
+def test_without_a_choice_to_make_stage_two_is_validated_at_its_end_only(nft: dict[str, Any], waves: Any):
+    last = Recraft(**{**nft, "steps": None, "epochs": 3, "select": False}).fit(*waves)
+    every = Recraft(**{**nft, "steps": None, "epochs": 3, "select": False, "patience": 9}).fit(*waves)
+    assert [row["epoch"] for row in every.history_] == [1, 2, 3]
+    assert [row["epoch"] for row in last.history_] == [3]
+    np.testing.assert_array_equal(last.predict_proba(waves[0]), every.predict_proba(waves[0]))
 
 
 def test_numeric_targets_have_a_base_too(nft: dict[str, Any], waves: Any):

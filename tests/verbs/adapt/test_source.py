@@ -97,6 +97,23 @@ def test_the_source_is_computed_once_and_read_from_the_cache_afterwards(
         opened(tiny_bert, proxy.subset(range(10, 90)), tmp_path)
 
 
+def test_a_head_is_recalibrated_once_for_every_omega(
+    tiny_bert: Backbone, proxy: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Any] = []
+    monkeypatch.setattr(module, "_heads", {})
+    monkeypatch.setattr(
+        module,
+        "recalibrate",
+        lambda evidence, *, omega: asked.append(omega) or recalibrate(evidence, omega=omega),
+    )
+    first, second = (opened(tiny_bert, proxy, tmp_path, omega=0.5) for _ in range(2))
+    other = opened(tiny_bert, proxy, tmp_path, omega=0.05)
+    assert asked == [0.5, 0.05]
+    assert torch.equal(first.weight, second.weight)
+    assert not torch.equal(first.weight, other.weight)
+
+
 def test_features_are_token_means_without_padding_and_the_head_knows_its_classes(
     tiny_bert: Backbone, proxy: Dataset, tmp_path: Path
 ):

@@ -212,15 +212,15 @@ def test_a_process_killed_for_good_is_resumed_to_the_same_bytes(
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
-    assert start("", str(tmp_path / "whole")).wait(120) == 0
+    assert start("", str(tmp_path / "whole")).wait() == 0
     broken = start(str(tmp_path / "work"), str(tmp_path / "broken"))
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "work" / "state.safetensors").exists() and time.monotonic() < deadline:
+    while not (tmp_path / "work" / "state.safetensors").exists():  # however slow the machine is
+        assert broken.poll() is None, "it ended before its first checkpoint"
         time.sleep(0.002)
     broken.send_signal(signal.SIGKILL)
     assert broken.wait() == -signal.SIGKILL
     assert not (tmp_path / "broken").exists()
-    assert start(str(tmp_path / "work"), str(tmp_path / "broken")).wait(120) == 0
+    assert start(str(tmp_path / "work"), str(tmp_path / "broken")).wait() == 0
     for file in sorted((tmp_path / "whole").iterdir()):
         assert file.read_bytes() == (tmp_path / "broken" / file.name).read_bytes(), file.name
 

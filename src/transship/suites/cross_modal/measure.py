@@ -14,7 +14,7 @@ from transship.suites.runner import Measurement
 
 # `nft*` is nft for as long as both stages of recraft take together
 EQUAL_TIME = "nft*"
-# `hybrid` is recraft that corrects random convolutions with ridge
+# `hybrid` is what `adapt fit` does: recraft on the best raw model, kept where it gains on validation rows
 HYBRID = "hybrid"
 RAW = {
     "classification": ("constant", "logistic", "ridge", "rocket"),
@@ -50,17 +50,17 @@ def adapted(
     if method == EQUAL_TIME:
         method, asked["epochs"] = "nft", round(longer * asked["epochs"])
     if method == HYBRID:
-        method, asked["base"] = "recraft", "rocket"
+        method, asked["base"], asked["select"] = "recraft", "auto", True
     model = Recraft(
         backbone=_opened(backbone) if isinstance(backbone, str) else backbone,
         task=task.kind,
         method=method,
         validation=task.validation,
-        select=False,  # the last weights: every method has the same budget and none chooses on it
-        log_every=24,
+        log_every=1000,  # a row of the log costs three steps; tables show where stage 1 begins and ends
         seed=seed,
         device=device,
-        **asked,
+        # the last weights: every method has the same budget, and none but `hybrid` chooses on validation rows
+        **{"select": False, **asked},
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TransshipWarning)  # collapse is one of the numbers here

@@ -31,7 +31,7 @@ TITLES: Mapping[str, str] = {
     "orca": "ORCA",
     "pare": "PaRe",
     "mona": "MoNA (our reading)",
-    HYBRID: "random convolutions, corrected by RECRAFT",
+    HYBRID: "best raw model, corrected by RECRAFT (`adapt fit`)",
     "constant": "constant guess",
     "logistic": "logistic regression on values",
     "ridge": "ridge on values",

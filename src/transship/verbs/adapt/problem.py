@@ -111,7 +111,8 @@ class Problem:
             name = found[0].name
         if name in ("none", "constant"):  # of constant: nothing that is linear in the raw values helps
             return tried
-        base, offsets = fit_base(name, plain, truth, self.targets, **options)
+        fitted = next((one.model for one in found if one.name == name), None)
+        base, offsets = fit_base(name, plain, truth, self.targets, fitted=fitted, **options)
         return dataclasses.replace(
             tried,
             base=base,

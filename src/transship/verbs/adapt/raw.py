@@ -157,17 +157,17 @@ def fit_raw(
     seen = (seen - centre) / scale
     if name == "logistic":
         weight, bias = _logistic(seen, wanted, task, target[0])
-        sharpness, details = 1.0, {"C": 1.0}
+        sharpness, details, left_out = 1.0, {"C": 1.0}, None
     else:
-        weight, bias, sharpness, details = _ridge(seen, encoded, wanted, task)
-    return RawModel(
-        name, task, sees, target, weight, bias, sharpness, fill, centre, scale, convolutions, details
-    )
+        weight, bias, sharpness, details, left_out = _ridge(seen, encoded, wanted, task)
+        left_out = left_out.reshape(-1, *target) if len(left_out) == len(targets) else None
+    scaling = (sharpness, fill, centre, scale)
+    return RawModel(name, task, sees, target, weight, bias, *scaling, convolutions, details, left_out)
 
 
 def _ridge(
     features: Array, encoded: Array, wanted: Array, task: str
-) -> tuple[Array, Array, float, dict[str, float]]:
+) -> tuple[Array, Array, float, dict[str, float], Array]:
     import torch
 
     from transship.geometry import ridge_loo
@@ -178,7 +178,7 @@ def _ridge(
     if task in ("classification", "multilabel"):
         # predictions of rows left out are what new rows get: their likelihood sets the scale of probabilities
         sharpness = _sharpness(found.predictions.numpy(), wanted, task)
-    return weight, bias, sharpness, dict(found.map.details)
+    return weight, bias, sharpness, dict(found.map.details), found.predictions.numpy()
 
 
 def _affine(fitted: LinearMap, width: int) -> tuple[Array, Array]:

@@ -38,6 +38,8 @@ class RawModel:
         centre: of every feature; `scale` likewise.
         convolutions: the random kernels, where they are used.
         details: the penalty, its leave-one-out error and the like.
+        left_out: outputs of the training rows, each by the model that has not seen it, in the shape of
+            `outputs`; None where they are not at hand. They are not part of `state`.
     """
 
     name: str
@@ -52,6 +54,7 @@ class RawModel:
     scale: Array = field(default_factory=lambda: np.ones(0, np.float32))
     convolutions: RandomConvolutions | None = None
     details: Mapping[str, float] = field(default_factory=dict)
+    left_out: Array | None = None
 
     def outputs(self, inputs: Any) -> Array:
         """Return linear outputs: [rows, classes], [rows, labels] or values of the targets' shape."""

@@ -47,7 +47,8 @@ class Settings:
         warmup: share of the steps in which the rate rises.
         clip: largest gradient norm.
         patience: validations without a better one before stage 2 stops; None runs to the end.
-        select: keep the weights of the best validation, or the last ones.
+        select: keep the weights of the best validation, or the last ones; these are validated at the end
+            only, unless there is `patience`.
         validation: share of the rows to choose by, or a pair (X, y).
         log_every: steps between two rows of the stage-1 log.
         precision: no, bf16 or fp16.

@@ -24,7 +24,7 @@ from transship.data.locate import NUMBERS, data_files
 from transship.errors import DataError, MissingError, OptionError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.adapt.backbone import Backbone, Body
-from transship.verbs.adapt.recalibrate import GridPoint, Recalibration, head_grams, recalibrate
+from transship.verbs.adapt.recalibrate import GridPoint, Head, Recalibration, head_grams, recalibrate
 
 VERSION = 1
 HELD_OUT = 0.2  # of the proxy, for the head's error and the choice of ω
@@ -136,7 +136,7 @@ def open_source(
         _keep(folder, _compute(backbone, chosen, watch))
         found = _load(folder)  # as every later fit reads it, to the byte
         assert found is not None
-    head = recalibrate(found.evidence, omega=omega)
+    head = _recalibrated(identity, found.evidence, omega)
     return Source(
         found.features,
         found.outputs,
@@ -154,6 +154,17 @@ def open_source(
         data.name,
         identity,
     )
+
+
+_heads: dict[tuple[str, str], Head] = {}  # small, and the grid takes seconds for every fit
+
+
+def _recalibrated(identity: str, evidence: Recalibration, omega: float | str) -> Head:
+    """Return the ω-Lipschitz head, made once per process for a backbone, a proxy and an ω."""
+    key = (identity, str(omega))
+    if key not in _heads:
+        _heads[key] = recalibrate(evidence, omega=omega)
+    return _heads[key]
 
 
 def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
