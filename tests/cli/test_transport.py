@@ -187,3 +187,148 @@ def test_models_without_a_common_role_are_named(folders):
     assert isinstance(done.exception, TransshipError)
     assert str(folders / "text") in str(done.exception)
     assert "no linear map with the same role" in str(done.exception)
+
+
+def labelled(folder, name: str, model: str, *, seed: int, count: int = 60):
+    """Fresh images with the answers of a model as labels."""
+    from transformers import ViTForImageClassification
+
+    images = np.random.default_rng(seed).normal(size=(count, 1, 28, 28)).astype(np.float32)
+    with torch.no_grad():
+        said = ViTForImageClassification.from_pretrained(folder / model).eval()(torch.from_numpy(images))
+    np.savez(folder / name, array=images, label=said.logits.argmax(1).numpy())
+    return str(folder / name)
+
+
+def test_test_rows_are_measured_printed_and_put_on_the_page(folders):
+    test = labelled(folders, "test.npz", "tuned", seed=7)
+    page = folders / "page.html"
+    done = run(folders, "--method", "theseus", "--strength", "1", "--test", test, "--report", str(page))
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    at = next(row for row, line in enumerate(lines) if line.startswith("accuracy on 60 rows of"))
+    assert "which nothing was chosen on" in lines[at]
+    assert lines[at].endswith("the original domain was not measured: give --original")
+    assert lines[at + 1].split("  ")[-1].strip() == "reused head", "there are no labels for a probe"
+    assert lines[at + 2].split()[:3] == ["source,", "fine-tuned", "1.0000"]
+    assert lines[at + 3].startswith("target, untouched")
+    assert lines[at + 4].startswith("target, transported")
+    shown = page.read_text(encoding="utf-8")
+    assert "target, transported" in shown
+    assert "not measured: give --original" in shown
+
+
+def test_the_original_domain_stands_beside_the_task_in_json_and_card(folders):
+    test = labelled(folders, "test.npz", "tuned", seed=7)
+    old = labelled(folders, "old.npz", "b", seed=8)
+    arguments = ["--method", "carry", "--strength", "4", "--test", test, "--original", old, "--json"]
+    done = run(folders, *arguments)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["measured"]
+    assert [row["model"] for row in found["rows"]] == [
+        "source, fine-tuned",
+        "target, untouched",
+        "target, transported",
+    ]
+    assert found["rows"][1]["original"] == 1.0
+    assert found["rows"][2]["original_carried"] is not None
+    assert found["rows"][2]["carried_head"] is not None
+    card = json.loads((folders / "out" / "transship.json").read_text(encoding="utf-8"))
+    assert card["metrics"]["original domain, target, untouched"] == 1.0
+    assert {"test", "original"} <= {one["role"] for one in card["inputs"]}
+
+
+def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
+
+    from transship.activations import load_model
+    from transship.activations.readout import Readout
+    from transship.verbs.transport.evaluate import zero_shot
+
+    # CLIP reads a text at its highest token: here the class's name
+    words = ["<pad>", "<unk>", "</s>", "a", "photo", "of", "drawing", "cat", "dog", "bird"]
+    vocabulary = Tokenizer(models.WordLevel({word: row for row, word in enumerate(words)}, unk_token="<unk>"))
+    vocabulary.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokens = PreTrainedTokenizerFast(
+        tokenizer_object=vocabulary, pad_token="<pad>", unk_token="<unk>", eos_token="</s>"
+    )
+
+    def clip(width: int, seed: int):
+        torch.manual_seed(seed)
+        tower = {"hidden_size": width, "intermediate_size": 32, "num_hidden_layers": 1}
+        tower["num_attention_heads"] = 2
+        text = {**tower, "vocab_size": 10, "max_position_embeddings": 16, "eos_token_id": 2}
+        vision = {**tower, "image_size": 28, "patch_size": 14}
+        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim >= 2:
+                    parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        return model
+
+    def save(model, name: str) -> str:
+        model.save_pretrained(tmp_path / name)
+        tokens.save_pretrained(tmp_path / name)
+        return str(tmp_path / name)
+
+    source = clip(16, 0)
+    places = [save(source, "a")]
+    with torch.no_grad():
+        for name, parameter in source.named_parameters():
+            if "vision_model.encoder" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter) * parameter.std())
+    places += [save(source, "tuned"), save(clip(24, 1), "b"), str(tmp_path / "out")]
+    names, templates = ["cat", "dog", "bird"], ["a photo of a {}", "a drawing of a {}"]
+    (tmp_path / "classes.txt").write_text("cat\ndog\n\nbird\n", encoding="utf-8")
+
+    def answers(folder: str, images) -> np.ndarray:
+        made = zero_shot(load_model(folder), names, templates)
+        return Readout(made).all(list(images)).outputs.argmax(1).numpy()
+
+    images = {
+        name: np.random.default_rng(seed).normal(size=(count, 3, 28, 28)).astype(np.float32)
+        for seed, (name, count) in enumerate({"data": 120, "test": 40}.items())
+    }
+    for name, rows in images.items():
+        label = np.array(names)[answers(places[1], rows)]
+        np.savez(tmp_path / f"{name}.npz", array=rows, label=label)
+    arguments = [*places, "--data", str(tmp_path / "data.npz"), "--test", str(tmp_path / "test.npz")]
+    arguments += [
+        "--classes",
+        str(tmp_path / "classes.txt"),
+        "--batches",
+        "2",
+        "--method",
+        "theseus",
+        "--json",
+    ]
+    arguments += [word for template in templates for word in ("--template", template)]
+    done = CliRunner().invoke(command, [*arguments, "--prepared", str(tmp_path / "p")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    found = json.loads(done.stdout)
+    assert found["strength_by"] == "validation", "labels meet the zero-shot heads by name"
+    assert found["parameters"]["classes"] == names
+    wanted = answers(places[1], images["test"])
+    theirs, untouched, moved = found["measured"]["rows"]
+    assert len(set(wanted)) > 1
+    assert theirs["own_head"] == 1.0
+    assert untouched["own_head"] == float((answers(places[2], images["test"]) == wanted).mean())
+    assert moved["own_head"] == float((answers(places[3], images["test"]) == wanted).mean()), (
+        "as it was saved"
+    )
+    before, after = (CLIPModel.from_pretrained(place).state_dict() for place in places[2:])
+    changed = {key for key in before if not torch.equal(before[key], after[key])}
+    if found["strength"]:
+        assert changed
+    assert all("vision" in key or "visual" in key for key in changed), "the text towers stay"
+    arguments[3], arguments[arguments.index("theseus")] = str(tmp_path / "carried"), "carry"
+    done = CliRunner().invoke(command, [*arguments, "--prepared", str(tmp_path / "p")])
+    assert done.exit_code == 0, (done.output, done.exception)
+    carried = zero_shot(load_model(arguments[3]), names, templates)
+    features = Readout(carried).all(list(images["test"])).features
+    head = load_file(tmp_path / "carried" / "head.safetensors")
+    chosen = (features @ head["weight"].T + head["bias"]).argmax(1).numpy()
+    moved = json.loads(done.stdout)["measured"]["rows"][2]
+    assert moved["carried_head"] == float((chosen == wanted).mean()), "a head that CLIP has no place for"

@@ -221,7 +221,7 @@ def _strength(text: str) -> float | str:
         return text
 
 
-def _other(reference: str, columns: dict[str, str]) -> Any:
+def _other(reference: str, columns: dict[str, Any]) -> Any:
     """Return data that may have the columns of DATA, or others."""
     from transship.data import load
     from transship.errors import DataError

@@ -2,6 +2,7 @@
 
 from transship.verbs.transport.judge import Choice
 from transship.verbs.transport.kinship import Kinship, kinship
+from transship.verbs.transport.measured import Measured
 from transship.verbs.transport.moved import LayerReport, Left, Moved
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.roles import PAPER, Roles
@@ -16,6 +17,7 @@ __all__ = [
     "Kinship",
     "LayerReport",
     "Left",
+    "Measured",
     "Moved",
     "Result",
     "Roles",

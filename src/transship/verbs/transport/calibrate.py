@@ -28,7 +28,7 @@ class Draws:
         held_out: raw inputs for comparing methods without labels.
         validation: raw inputs with labels, or None.
         labels: of the validation inputs.
-        calibration_labels: of the calibration inputs, where the data has classes.
+        calibration_labels: of the calibration inputs, where the data has labels.
         name: of the data.
         fingerprint: of the data.
     """
@@ -105,13 +105,17 @@ def draw(
         _listed(train.subset(held)),
         None if validation is None or validation.labels is None else _listed(validation),
         None if validation is None or validation.labels is None else torch.as_tensor(validation.labels),
-        None
-        if calibration.labels is None or not dataset.label_names
-        else torch.as_tensor(calibration.labels),
+        None if calibration.labels is None else torch.as_tensor(calibration.labels),
         dataset.label_names,
         dataset.name,
         dataset.fingerprint(),
     )
+
+
+def draw_kept(keep: Any, head_inputs: int, batch_size: int, seed: int) -> Sequence[Any]:
+    """Return the raw inputs of the target's own domain on which a carried head keeps its answers."""
+    batches = max(1, head_inputs // batch_size)
+    return draw(keep, batches=batches, batch_size=batch_size, seed=seed).calibration
 
 
 def _order(count: int, seed: int) -> Any:

@@ -17,6 +17,19 @@ from transship.activations.readout import Readout
 from transship.errors import DataError, OptionError
 from transship.geometry import Moments, procrustes, ridge
 from transship.verbs.transport.result import Result
+from transship.verbs.transport.zero_shot import ZeroShotClassifier, zero_shot, zero_shot_head
+
+__all__ = [
+    "Evaluation",
+    "WarmStart",
+    "ZeroShotClassifier",
+    "evaluate",
+    "probe",
+    "reuse_head",
+    "warm_start",
+    "zero_shot",
+    "zero_shot_head",
+]
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,10 @@ def evaluate(
     own = None
     if reading.outputs is not None and reading.outputs.shape[1] > int(test[1].max()):
         own = _accuracy(reading.outputs, test[1])
-    probe = reused = None
+    probed = reused = None
     if train is not None:
         known = readout.all(train[0]).features
-        probe = _accuracy(_probe(known, train[1], reading.features), test[1])
+        probed = _accuracy(probe(known, train[1], reading.features), test[1])
         if tuned is not None:
             reused = _accuracy(
                 reuse_head(tuned, known, Readout(tuned).all(train[0]).features, reading.features), test[1]
@@ -70,7 +83,7 @@ def evaluate(
     if original is not None:
         outputs = readout.all(original[0]).outputs
         old = None if outputs is None else _accuracy(outputs, original[1])
-    return Evaluation(own, probe, reused, old)
+    return Evaluation(own, probed, reused, old)
 
 
 def reuse_head(tuned: LoadedModel, known: Tensor, theirs: Tensor, features: Tensor) -> Tensor:
@@ -151,67 +164,6 @@ def _curve(
     return tuple(points)
 
 
-def zero_shot_head(
-    clip: LoadedModel, names: Sequence[str], templates: Sequence[str] = ("a photo of a {}.",)
-) -> Tensor:
-    """Return CLIP's zero-shot head [classes, embedding]: unit text features, averaged over templates per
-    class.
-
-    Images are classified by the largest cosine with these rows, as the paper's vision experiments do.
-    """
-    if not hasattr(clip.model, "get_text_features"):
-        raise OptionError("it has no text tower", where=clip.name, fix="give a CLIP model")
-    rows = []
-    with torch.no_grad():
-        for name in names:
-            batch = clip.preprocess([template.format(name) for template in templates])
-            features = nn.functional.normalize(_tensor(clip.run(batch)), dim=1).mean(0)
-            rows.append(nn.functional.normalize(features, dim=0))
-    return torch.stack(rows)
-
-
-class ZeroShotClassifier(nn.Module):
-    """CLIP's image tower with a frozen zero-shot head: 100 cos(image, class)."""
-
-    def __init__(self, clip: nn.Module, head: Tensor, scale: float = 100.0) -> None:
-        super().__init__()
-        self.clip = clip
-        self.scale = scale
-        self.classifier = nn.Linear(head.shape[1], head.shape[0], bias=False)
-        with torch.no_grad():
-            self.classifier.weight.copy_(head)
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """Return the logits [images, classes]."""
-        features = _tensor(self.clip.get_image_features(pixel_values=pixel_values))  # type: ignore[operator]
-        made: Tensor = self.scale * self.classifier(nn.functional.normalize(features, dim=1))
-        return made
-
-
-def zero_shot(
-    clip: LoadedModel, names: Sequence[str], templates: Sequence[str] = ("a photo of a {}.",)
-) -> LoadedModel:
-    """Return the CLIP model as an image classifier over `names`, ready to be transported to or from."""
-    module = ZeroShotClassifier(clip.model, zero_shot_head(clip, names, templates)).eval()
-    return LoadedModel(
-        clip.name,
-        module,
-        clip.config,
-        None,
-        clip.image_processor,
-        clip.folder,
-        custom=clip.custom,
-        device=clip.device,
-    )
-
-
-def _tensor(made: Any) -> Tensor:
-    found: Tensor = (
-        made if isinstance(made, Tensor) else made["pooler_output"] if "pooler_output" in made else made[0]
-    )
-    return found
-
-
 def _like(model: LoadedModel, module: nn.Module) -> LoadedModel:
     return LoadedModel(
         model.name,
@@ -226,9 +178,20 @@ def _like(model: LoadedModel, module: nn.Module) -> LoadedModel:
     )
 
 
-def _probe(known: Tensor, labels: Tensor, features: Tensor) -> Tensor:
-    wanted = nn.functional.one_hot(labels.long(), int(labels.max()) + 1).double()
-    moments = Moments.of(known.double(), wanted, parts=("aa", "ab"), name="probe")
+def probe(known: Tensor, labels: Tensor, features: Tensor, classes: int | None = None) -> Tensor:
+    """Return the outputs of a ridge probe on frozen features.
+
+    Args:
+        known: features [rows, width] of labelled rows.
+        labels: of these rows: classes [rows], or values [rows] or [rows, outputs].
+        features: [inputs, width] that it answers for.
+        classes: how many there are; otherwise those up to the largest label.
+    """
+    if labels.dtype.is_floating_point:
+        wanted = labels.reshape(len(labels), -1).double()
+    else:
+        wanted = nn.functional.one_hot(labels.long(), classes or int(labels.max()) + 1).double()
+    moments = Moments.of(known.double(), wanted.to(known.device), parts=("aa", "ab"), name="probe")
     return ridge(moments).apply(features.double())
 
 

@@ -1,9 +1,12 @@
 """The page of a transport: what moved, how well it aligned, which strength, what stayed and why."""
 
+from typing import Any
+
 from transship.report import Column as ReportColumn
 from transship.report import KeyFigure, KeyFigures, Page, Provenance, Section, Table, Text, library_versions
 from transship.report.blocks import Block
 from transship.report.figures import heat_map, lines
+from transship.verbs.transport.measured import Measured
 from transship.verbs.transport.result import Result
 
 
@@ -17,6 +20,8 @@ def page(result: Result) -> Page:
     if result.metrics:
         rows = [[name, value] for name, value in result.metrics.items()]
         sections.append(Section("Measured", [Table(["measure", ReportColumn("value", decimals=4)], rows)]))
+    if result.measured is not None:
+        sections.append(Section("Test", _measured(result.measured)))
     sections.append(Section("Alignment", _alignment(result)))
     sections.append(Section("What moved", [_layers(result)]))
     sections.append(Section("What did not move, and why", [_left(result)]))
@@ -79,6 +84,14 @@ def _candidates(result: Result) -> Table:
     return Table(
         columns, rows, "Agreement with the fine-tuned source on inputs that no map or head was fitted on."
     )
+
+
+def _measured(measured: Measured) -> list[Block]:
+    titles = measured.columns()
+    columns: list[str | ReportColumn] = ["model"]
+    columns += [ReportColumn(title, decimals=4) for title in titles.values()]
+    rows: list[list[Any]] = [[row.model, *(getattr(row, name) for name in titles)] for row in measured.rows]
+    return [Table(columns, rows, measured.caption()), *(Text(note, "note") for note in measured.notes)]
 
 
 def _curve(result: Result) -> Block:

@@ -1,5 +1,6 @@
 """The three models of a transport, opened to be read and to run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.errors import CheckpointError, MatchError, OptionError
 from transship.verbs.transport.source_update import SourceUpdate, check_relation
+from transship.verbs.transport.zero_shot import TEMPLATES, zero_shot
 
 _VOCABULARY = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")
 
@@ -65,14 +67,25 @@ class Opening:
 
 
 def open_participants(
-    source: Any, tuned: Any, target: Any, opening: Opening
+    source: Any,
+    tuned: Any,
+    target: Any,
+    opening: Opening,
+    *,
+    classes: Sequence[str] = (),
+    templates: Sequence[str] = TEMPLATES,
 ) -> tuple[Participant, Participant, Participant]:
-    """Open the three models. Where the fine-tune has another head than a vocabulary, language heads of the
-    base models say nothing about its task: those are then opened without.
+    """Open the three models; with `classes`, each behind a zero-shot head.
+
+    Where the fine-tune has another head than a vocabulary, language heads of the base models say nothing
+    about its task: those are then opened without.
     """
     made = open_participant(tuned, opening, adapter=True)
     language = made.loaded is None or type(made.loaded.model).__name__.endswith(_VOCABULARY)
     first, last = (open_participant(one, opening, language=language) for one in (source, target))
+    for one in (first, made, last) if classes else ():
+        if one.loaded is not None:
+            one.loaded = zero_shot(one.loaded, classes, templates)
     return first, made, last
 
 

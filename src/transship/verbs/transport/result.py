@@ -22,6 +22,7 @@ from transship.checkpoints.write import TensorPlan, applied, write_checkpoint
 from transship.errors import OutputError
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.judge import Choice
+from transship.verbs.transport.measured import Measured
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.participants import Participant
 
@@ -54,6 +55,7 @@ class Result:
         adapter: whether the update came, and is saved, as an adapter.
         notes: sentences for the user.
         inputs: hashes of everything that went in.
+        measured: what was measured on test rows and on the original domain, where such were given.
     """
 
     source: Participant
@@ -69,6 +71,7 @@ class Result:
     adapter: bool = False
     notes: Sequence[str] = ()
     inputs: Sequence[Input] = ()
+    measured: Measured | None = None
 
     @property
     def strength(self) -> float:
@@ -77,10 +80,10 @@ class Result:
 
     def at(self, strength: float) -> "Result":
         """Return the same transport at another strength; nothing is collected anew. A carried head stays as
-        it is.
+        it is; what was measured at this strength is not said of another.
         """
         choice = dataclasses.replace(self.choice, strength=float(strength), by="given")
-        return dataclasses.replace(self, choice=choice)
+        return dataclasses.replace(self, choice=choice, measured=None)
 
     def model(self) -> nn.Module:
         """Return a copy of the target with the update added and the head in place."""
@@ -131,6 +134,7 @@ class Result:
             "curve": [list(point) for point in self.choice.curve],
             "candidates": [dataclasses.asdict(one) for one in self.candidates],
             "metrics": dict(self.metrics),
+            "measured": None if self.measured is None else self.measured.summary(),
             "norm_kept": self.moved.norm_after / self.moved.norm_before if self.moved.norm_before else None,
             "layers": [dataclasses.asdict(layer) | {"kept": layer.kept} for layer in self.moved.layers],
             "not_moved": [
@@ -176,17 +180,17 @@ class Result:
         assert self.head is not None
         assert self.target.checkpoint is not None
         readout = Readout(self.target.model)
-        if readout.head is None or readout.head.weight is None:
+        names = parameter_names(self.target.model, self.target.checkpoint)
+        if readout.head is None or readout.head.weight not in names:  # a bare model, or a zero-shot head
             from safetensors.torch import save
 
             arrays = {"weight": self.head.weight, "bias": self.head.bias}
             about = {
                 "task": self.head.task,
                 "labels": list(self.head.label_names),
-                "pooling": readout.pooling,
+                "pooling": readout.pooling if readout.head is None else "image embedding, unit length",
             }
             return plans, config, {"head.safetensors": save(arrays), "head.json": as_json(about)}
-        names = parameter_names(self.target.model, self.target.checkpoint)
         values = {names[readout.head.weight]: self.head.weight}
         if readout.head.bias is not None:
             values[names[readout.head.bias]] = self.head.bias
@@ -221,7 +225,7 @@ class Result:
             f"at strength {self.strength:g}.",
             parameters=json.loads(json.dumps(dict(self.parameters), default=str)),
             inputs=tuple(self.inputs),
-            metrics=dict(self.metrics),
+            metrics={**self.metrics, **({} if self.measured is None else self.measured.metrics())},
             library=library,
         )
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from transship.registry import build_method
+from transship.verbs.transport.examine import Examination
 from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.plan import check_request
 from transship.verbs.transport.prepare import Progress
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result
@@ -24,6 +26,8 @@ def transport(
     method: str | TransportMethod = "auto",
     options: Mapping[str, Any] | None = None,
     keep: Any = None,
+    test: Any = None,
+    original: Any = None,
     roles: Roles | str | dict[str, str] = "all",
     prepared: str | Path | None = None,
     device: str = "cpu",
@@ -46,6 +50,9 @@ def transport(
         method: a registered name, a method, or `auto`.
         options: the method's parameters, when it is given by name.
         keep: inputs of the target's own domain, so that a carried head keeps what the target could do.
+        test: labelled rows that nothing is chosen on; the result's `measured` then says how good the
+            fine-tuned source, the untouched and the transported target are there.
+        original: labelled rows of the target's own domain, measured with the target's own head beside them.
         roles: `all`, `paper`, or choices by role (`Roles`).
         prepared: a folder for the statistics; a killed run goes on there, and later runs reuse them.
         device: where models run.
@@ -69,7 +76,9 @@ def transport(
     work = Work.open(source, tuned, target, data, opening, chosen, prepared=prepared, progress=progress)
     if isinstance(method, str) and method != "auto":
         method = build_method("transport", method, options)
-    return work.run(method, keep=keep)
+    check_request(work, method, keep)
+    examination = Examination.open(work, test, original, keep=keep)
+    return examination.measured(work, work.run(method, keep=keep))
 
 
 def default_prepared() -> Path:

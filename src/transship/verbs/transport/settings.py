@@ -7,6 +7,7 @@ from transship.activations.tokens import Align
 from transship.errors import OptionError
 from transship.verbs.transport.judge import GRID
 from transship.verbs.transport.roles import Roles
+from transship.verbs.transport.zero_shot import TEMPLATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class Settings:
         grid: strengths that `auto` tries.
         validation: whether labels may choose the strength; otherwise agreement with the fine-tuned source
             does.
+        classes: names of CLIP's classes: every model then gets a zero-shot head through its own text tower.
+        templates: what is said of a class, with {} for its name.
         seed: fixes every random choice.
     """
 
@@ -42,6 +45,8 @@ class Settings:
     roles: Roles = field(default_factory=Roles)
     grid: tuple[float, ...] = GRID
     validation: bool = True
+    classes: tuple[str, ...] = ()
+    templates: tuple[str, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,3 +56,23 @@ class Settings:
             )
         if self.path_steps < 1:
             raise OptionError(f"{self.path_steps} path steps", where="--path-steps", fix="give 1 or more")
+        if self.classes or self.templates:
+            self._check_classes()
+
+    def _check_classes(self) -> None:
+        names, templates = tuple(self.classes), tuple(self.templates) or TEMPLATES
+        if len(set(names)) < max(2, len(names)):
+            raise OptionError(
+                "a zero-shot head needs two names or more, each once",
+                where="--classes",
+                fix="give one name per line",
+            )
+        for template in templates:
+            if "{}" not in template:
+                raise OptionError(
+                    f"'{template}' has no {{}} for the class's name",
+                    where="--template",
+                    fix=f"write it like '{TEMPLATES[0]}'",
+                )
+        object.__setattr__(self, "classes", names)
+        object.__setattr__(self, "templates", templates)

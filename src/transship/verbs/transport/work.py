@@ -16,7 +16,7 @@ from transship.activations import Matching
 from transship.activations.readout import Readout, Task
 from transship.checkpoints.card import Input
 from transship.registry import build_method
-from transship.verbs.transport.calibrate import Draws, draw
+from transship.verbs.transport.calibrate import Draws, draw, draw_kept
 from transship.verbs.transport.heads import CarriedHead, carry_head
 from transship.verbs.transport.judge import PATIENCE, Choice, Judge, choose_strength, require_outputs, teach
 from transship.verbs.transport.kinship import Kinship, kinship
@@ -84,7 +84,8 @@ class Work:
         progress: Progress | None = None,
     ) -> "Work":
         """Open the models, check that they belong together, match their sites and draw the inputs."""
-        participants = open_participants(source, tuned, target, opening)
+        named = {"classes": settings.classes, "templates": settings.templates}
+        participants = open_participants(source, tuned, target, opening, **named)
         update, relative = source_update(*participants)
         matching = match_participants(participants[0], participants[2], settings.depth)
         draws = draw(
@@ -109,6 +110,7 @@ class Work:
             self.target.fingerprint(),
             self.draws.fingerprint,
             *(getattr(self.settings, name) for name in _SHAPING),
+            *((self.settings.classes, self.settings.templates) if self.settings.classes else ()),
             next(self.target.model.model.parameters()).dtype,
         ]
         return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()
@@ -313,12 +315,8 @@ class Work:
         readout = Readout(self.target.model)
         kept = None
         if keep is not None:
-            kept = draw(
-                keep,
-                batches=max(1, self.settings.head_inputs // self.settings.batch_size),
-                batch_size=self.settings.batch_size,
-                seed=self.settings.seed,
-            ).calibration
+            settings = self.settings
+            kept = draw_kept(keep, settings.head_inputs, settings.batch_size, settings.seed)
         known = self.taught(self.draws.head) if self.task in ("classes", "values") else None
         with self.running_tuned() as tuned, shifted(self.target.model.model, moved.dense, choice.strength):
             return carry_head(
@@ -354,6 +352,7 @@ class Work:
                 field.name: getattr(self.settings, field.name)
                 for field in dataclasses.fields(self.settings)
                 if field.name not in ("roles", "grid", "strength")
+                and getattr(self.settings, field.name) != ()
             },
             "roles": dataclasses.asdict(self.settings.roles),
             "strength": choice.strength,

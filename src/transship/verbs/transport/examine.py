@@ -1,0 +1,287 @@
+"""Measures a transport on labelled rows that it never saw: checked before the long work, measured after it.
+
+Nothing here chooses anything. Formulas are in `evaluate`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.activations.readout import Reading, Readout, Task
+from transship.checkpoints.card import Input
+from transship.data import Dataset
+from transship.data.rows import row_digest
+from transship.errors import DataError, OptionError
+from transship.verbs.transport.calibrate import as_dataset, draw_kept
+from transship.verbs.transport.evaluate import probe, reuse_head
+from transship.verbs.transport.heads import CarriedHead
+from transship.verbs.transport.judge import Choice, agreement
+from transship.verbs.transport.labels import as_classes, as_outputs
+from transship.verbs.transport.measured import Measured, Row
+from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.moved import Moved
+from transship.verbs.transport.result import Result
+from transship.verbs.transport.shifted import shifted
+
+if TYPE_CHECKING:
+    from transship.verbs.transport.work import Work
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Labelled rows, with their labels as each head numbers its outputs.
+
+    Attributes:
+        name: of the data.
+        fingerprint: of the data.
+        inputs: raw.
+        known: labels as the calibration data numbers its classes, for a probe; or why there are none.
+        tuned: labels as the fine-tuned source's head numbers them; or why they are none of its outputs.
+        target: likewise for the target's own head.
+        left_out: rows that were dropped because something was chosen or fitted on them.
+    """
+
+    name: str
+    fingerprint: str
+    inputs: Sequence[Any]
+    known: Tensor | str
+    tuned: Tensor | str
+    target: Tensor | str
+    left_out: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What one model says: on the test rows, the probe's rows and the original domain."""
+
+    test: Reading | None
+    train: Reading | None
+    original: Reading | None
+
+
+@dataclass(frozen=True, eq=False)
+class Examination:
+    """Test rows and rows of the original domain, ready to be measured on."""
+
+    test: Labelled | None = None
+    original: Labelled | None = None
+    keep: Any = None
+
+    @classmethod
+    def open(cls, work: "Work", test: Any, original: Any, *, keep: Any = None) -> "Examination":
+        """Read the labels and refuse what could only fail after the long work."""
+        if test is None and original is None:
+            return cls()
+        if work.task in ("tokens", "language"):
+            raise OptionError(
+                "the fine-tune answers for every token, and test data has one label per row",
+                where="--test" if test is not None else "--original",
+                fix="leave it out, and measure the result with the tools of its task",
+            )
+        settings, draws = work.settings, work.draws
+        found = known = None
+        if test is not None:
+            used = [draws.calibration, draws.head, draws.held_out]
+            used += [] if draws.validation is None else [draws.validation]
+            found = _labelled(work, test, "--test", used)
+            if all(isinstance(one, str) for one in (found.known, found.tuned, found.target)):
+                raise DataError(
+                    f"nothing can be measured on it: {found.tuned}, and {found.known}",
+                    where=found.name,
+                    fix="give labels that are the fine-tune's classes, or labels in --data for a probe",
+                )
+        if original is not None:
+            used = []
+            if keep is not None:
+                used = [draw_kept(keep, settings.head_inputs, settings.batch_size, settings.seed)]
+            known = _labelled(work, original, "--original", used)
+            if isinstance(known.target, str):
+                raise DataError(
+                    f"its labels say nothing about TARGET: {known.target}",
+                    where=known.name,
+                    fix="give data that TARGET's own head was trained for, or leave --original out",
+                )
+        return cls(found, known, keep)
+
+    def measured(self, work: "Work", result: Result) -> Result:
+        """Return the result with the table of the fine-tuned source, the untouched and the transported
+        target.
+        """
+        if self.test is None and self.original is None:
+            return result
+        heads: list[CarriedHead | None] = [None, None]
+        if result.head is not None:
+            plain = Carry(body="none", penalty=result.parameters.get("penalty"))
+            heads = [work.head(plain, Moved(), Choice(0.0, (), "given"), self.keep), result.head]
+        with work.running_tuned() as tuned:
+            theirs = self._read(work, tuned, 0)
+        readout = Readout(work.target.model)
+        said = []
+        for number, strength in enumerate((0.0, result.strength)):
+            with shifted(work.target.model.model, result.moved.dense, strength):
+                said.append(self._read(work, readout, number + 1))
+        if work.progress is not None:
+            work.progress("test", 3 * self._count(), 3 * self._count())
+        with work.running_tuned() as tuned:
+            rows = [self._row("source, fine-tuned", work, theirs, "tuned")]
+            for name, one, head in zip(("untouched", "transported"), said, heads, strict=True):
+                row = self._row(f"target, {name}", work, one, "target")
+                rows.append(self._with_other_heads(row, one, theirs, tuned, head))
+        return dataclasses.replace(
+            result, measured=self._table(work, rows, result.head), inputs=[*result.inputs, *self._inputs()]
+        )
+
+    def _count(self) -> int:
+        return sum(len(one.inputs) for one in (self.test, self.original) if one is not None)
+
+    def _read(self, work: "Work", readout: Readout, number: int) -> _Read:
+        if work.progress is not None:
+            work.progress("test", number * self._count(), 3 * self._count())
+        size = work.settings.batch_size
+        test = None if self.test is None else readout.all(self.test.inputs, size)
+        train = None if self.test is None else readout.all(work.draws.calibration, size)
+        return _Read(test, train, None if self.original is None else readout.all(self.original.inputs, size))
+
+    def _row(self, model: str, work: "Work", said: _Read, whose: str) -> Row:
+        """Return a model's own head and its probe."""
+        row = Row(model)
+        if self.test is not None and said.test is not None and said.train is not None:
+            own = _score(said.test.outputs, getattr(self.test, whose))
+            probed = None
+            labels = work.draws.calibration_labels
+            if isinstance(self.test.known, Tensor) and labels is not None:
+                classes = len(work.draws.label_names) or None
+                made = probe(said.train.features, labels, said.test.features, classes)
+                probed = _score(made, self.test.known)
+            row = dataclasses.replace(row, own_head=own, probe=probed)
+        if self.original is not None and said.original is not None:
+            original = _score(said.original.outputs, getattr(self.original, whose))
+            row = dataclasses.replace(row, original=original)
+        return row
+
+    def _with_other_heads(
+        self, row: Row, said: _Read, theirs: _Read, tuned: Readout, head: CarriedHead | None
+    ) -> Row:
+        """Add the fine-tuned source's head through the map of features, and the carried head."""
+        if self.test is not None and isinstance(self.test.tuned, Tensor):
+            assert said.test is not None
+            assert said.train is not None
+            assert theirs.train is not None
+            made = reuse_head(tuned.loaded, said.train.features, theirs.train.features, said.test.features)
+            row = dataclasses.replace(row, reused_head=_score(made, self.test.tuned))
+            if head is not None:
+                row = dataclasses.replace(row, carried_head=_carried(head, said.test, self.test.tuned))
+        if head is not None and self.original is not None and said.original is not None:
+            original = _carried(head, said.original, self.original.tuned)
+            row = dataclasses.replace(row, original_carried=original)
+        return row
+
+    def _table(self, work: "Work", rows: Sequence[Row], head: CarriedHead | None) -> Measured:
+        test, original = self.test, self.original
+        first = test or original
+        assert first is not None
+        labels = [one for one in (first.known, first.tuned, first.target) if isinstance(one, Tensor)]
+        values = labels[0].dtype.is_floating_point
+        return Measured(
+            tuple(rows),
+            "rank correlation" if values else "accuracy",
+            None if test is None else test.name,
+            0 if test is None else len(test.inputs),
+            None if original is None else original.name,
+            0 if original is None else len(original.inputs),
+            len(work.draws.calibration) if test is not None and isinstance(test.known, Tensor) else 0,
+            tuple(self._notes(head)),
+        )
+
+    def _notes(self, head: CarriedHead | None) -> Sequence[str]:
+        notes = []
+        for one in (self.test, self.original):
+            if one is not None and one.left_out:
+                notes.append(f"{one.left_out} rows of {one.name} were left out: something was fitted on them")
+        if self.test is not None:
+            for what, found in (
+                ("the fine-tune's head was", self.test.tuned),
+                ("TARGET's own head was", self.test.target),
+                ("the probe was", self.test.known),
+            ):
+                if isinstance(found, str):
+                    notes.append(f"{what} not measured: {found}")
+        if head is not None:
+            notes.append("what is written answers with its carried head")
+            if self.original is not None and isinstance(self.original.tuned, str):
+                notes.append(f"which has none of the original domain's answers: {self.original.tuned}")
+        return notes
+
+    def _inputs(self) -> list[Input]:
+        given = (("test", self.test), ("original", self.original))
+        return [Input(role, one.name, one.fingerprint) for role, one in given if one is not None]
+
+
+def _labelled(work: "Work", data: Any, option: str, used: Sequence[Sequence[Any]]) -> Labelled:
+    """Return the rows that may be measured on: of the test split where there is one, none that was used."""
+    dataset = _held_back(as_dataset(data), option)
+    if dataset.labels is None:
+        raise DataError(
+            "it has no labels to measure against", where=dataset.name, fix=f"give labelled data to {option}"
+        )
+    seen = {row_digest(rows, row) for rows in used for row in range(len(rows))}
+    fresh = [row for row in range(len(dataset)) if row_digest(dataset.inputs, row) not in seen]
+    if not fresh:
+        raise DataError(
+            "every row of it was used to fit or to choose something",
+            where=dataset.name,
+            fix=f"give {option} rows that are not in --data" if option == "--test" else "give other rows",
+        )
+    rows = dataset.subset(np.array(fresh))
+    labels, names = torch.as_tensor(rows.labels), dataset.label_names
+    target = Readout(work.target.model)
+    return Labelled(
+        dataset.name,
+        dataset.fingerprint(),
+        rows.inputs,  # type: ignore[arg-type]
+        _known(work, labels, names),
+        as_outputs(labels, names, work.said, "fine-tune", partly=True),
+        as_outputs(labels, names, target, "target", partly=True),
+        len(dataset) - len(fresh),
+    )
+
+
+def _known(work: "Work", labels: Tensor, names: tuple[str, ...]) -> Tensor | str:
+    draws = work.draws
+    if draws.calibration_labels is None:
+        return f"{draws.name} has no labels"
+    if draws.calibration_labels.dtype.is_floating_point != labels.dtype.is_floating_point:
+        return f"{draws.name} has other labels"
+    found = as_classes(labels, names, draws.label_names)
+    return f"{draws.name} has no class '{found}'" if isinstance(found, str) else found
+
+
+def _held_back(dataset: Dataset, option: str) -> Dataset:
+    if dataset.splits is None:
+        return dataset
+    for name in ("test", "validation"):
+        if name in dataset.split_sizes:
+            return dataset.split(name)
+    raise DataError(
+        f"it has only {', '.join(dataset.split_sizes)} rows",
+        where=dataset.name,
+        fix=f"give {option} data with a test split, or without splits",
+    )
+
+
+def _score(outputs: Tensor | None, labels: Tensor | str) -> float | None:
+    if outputs is None or isinstance(labels, str):
+        return None
+    task: Task = "values" if labels.dtype.is_floating_point else "classes"
+    return agreement(outputs.cpu(), labels, task)
+
+
+def _carried(head: CarriedHead, said: Reading, labels: Tensor | str) -> float | None:
+    if isinstance(labels, str):
+        return None
+    return _score(head.map.apply(said.features.cpu().double()), labels)
