@@ -15,11 +15,12 @@ import numpy as np
 
 from benchmarks.translate import ENVIRONMENT, ROOT, peer_python
 from benchmarks.translate import VENV as LATENTIS_VENV
+from transship.suites.embedding_migration import suite
 
 VENV = ROOT / ".peers" / "isotrieve"
 SOURCE, TARGET = "minilm-l3", "minilm-l6"
 PAIRS = (250, 500, 1000, 2000, 4000)
-WORDS = 100
+WORDS = suite.scales["full"].options["words"]  # documents as the suite cuts them: its vectors serve
 FOLDS = 5
 ANCHORS, GALLERY = 2000, 4000
 

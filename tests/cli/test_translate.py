@@ -63,7 +63,17 @@ def test_a_map_is_fitted_checked_planned_and_applied(stores: tuple[str, str], tm
     assert "map of embeddings" in shown
     assert "a → b" in shown
     assert "old index alone" in shown
-    assert "Recall by number of pairs" in html
+    for shown in (
+        "Recall by number of pairs",
+        "forecast recall",
+        "held-out recall",
+        "ten native neighbours",
+        "Lengths of vectors",
+        "Old rows, held out",
+        "The same rows after translation",
+        "Worst rows",
+    ):
+        assert shown in html
 
     checked = json.loads(run("check", tmp_path / "map", old, new, "--json").stdout)
     assert checked["pairs"] == 500

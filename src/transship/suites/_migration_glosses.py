@@ -159,8 +159,8 @@ def _methods(settings: dict[str, float]) -> dict[str, Any]:
 
     kernel: dict[str, Any] = dict(settings)
     return {
-        "IRP (paper)": InverseRelativeProjection(delta=0.8, subspaces=16, n_anchors=None),
-        "IRP (Tikhonov)": InverseRelativeProjection(regularize=1.0),
+        "IRP (paper)": InverseRelativeProjection(delta=0.8, subspaces=16, n_anchors=None, inverse=False),
+        "IRP (Tikhonov)": InverseRelativeProjection(regularize=1.0, inverse=False),
         "procrustes": Procrustes(),
         "ridge": Ridge(),
         "kernel": KernelRidge(inverse=False, **kernel),

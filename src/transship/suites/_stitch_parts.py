@@ -63,7 +63,11 @@ def measure_sensitivity(case: Case, context: Context) -> Iterator[Measurement]:
         for delta in DELTAS:
             # the paper leaves the number of anchors to δ alone: no guard here, so that the peak shows
             method = InverseRelativeProjection(
-                delta=delta, subspaces=omega, n_anchors=None, seed=context.seed("irp") % 2**31
+                delta=delta,
+                subspaces=omega,
+                n_anchors=None,
+                inverse=False,
+                seed=context.seed("irp") % 2**31,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", TransshipWarning)  # conditions are a column
@@ -116,10 +120,10 @@ def _methods(data: str, crossing: bool) -> dict[str, Any]:
 
     omega, delta = CROSS if crossing else SETTINGS.get(data, DEFAULT)
     made = (
-        InverseRelativeProjection(delta=delta, subspaces=omega, n_anchors=None),
-        InverseRelativeProjection(delta=delta, subspaces=omega),
-        InverseRelativeProjection(delta=delta, subspaces=omega, completion=True),
-        InverseRelativeProjection(regularize=1.0),
+        InverseRelativeProjection(delta=delta, subspaces=omega, n_anchors=None, inverse=False),
+        InverseRelativeProjection(delta=delta, subspaces=omega, inverse=False),
+        InverseRelativeProjection(delta=delta, subspaces=omega, completion=True, inverse=False),
+        InverseRelativeProjection(regularize=1.0, inverse=False),
         Procrustes(),
         Ridge(),
         KernelRidge(inverse=False),

@@ -260,7 +260,7 @@ suite = Suite(
         "Vectors of an old encoder are translated into a new one's space from texts embedded by both, or "
         "searched as they are and rescored. On WordNet glosses: overlap with the new model's own top 10. On "
         "retrieval sets: nDCG@10 as a share of embedding everything again, with anchors from the corpus only "
-        "and every row scored by a map that did not see it; documents are cut after 100 words. Old model "
+        "and every row scored by a map that did not see it; documents are cut after 64 words. Old model "
         "alone: old query on the old index. The row of latentis is its recipe written out anew, which gives "
         "the package's own vectors up to rounding (make peers)."
     ),
@@ -283,7 +283,7 @@ suite = Suite(
                 "queries": 800,
                 "ways": [list(QUICK_PAIRS[0])],
                 "retrieval anchors": {"cranfield": [500]},
-                "words": 100,
+                "words": 64,
             },
         ),
         "full": Scale(
@@ -298,7 +298,7 @@ suite = Suite(
                 "queries": 800,
                 "ways": [list(pair) for pair in QUICK_PAIRS],
                 "retrieval anchors": {"scifact": [500, 2000], "cranfield": [500, 1000], "cisi": [500, 1000]},
-                "words": 100,
+                "words": 64,
             },
             needs=(
                 Need("data", "ir_scifact-corpus", "get-data", "ODC-By 1.0"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,14 @@ from transship.verbs.translate.quality import (
     restore_variance,
 )
 from transship.verbs.translate.run import check, fit
-from transship.verbs.translate.stores import open_source
+from transship.verbs.translate.stores import open_source, qdrant
+
+_SPEC = importlib.util.spec_from_file_location(
+    "fitting_store_helpers", Path(__file__).with_name("store_helpers.py")
+)
+helpers = importlib.util.module_from_spec(_SPEC)
+sys.modules["fitting_store_helpers"] = helpers
+_SPEC.loader.exec_module(helpers)
 
 
 def spaces(count: int = 700, seed: int = 0, old: int = 24, new: int = 20):
@@ -313,3 +322,42 @@ def test_fit_and_check_work_on_stores(tmp_path: Path):
         check(tmp_path / "map", *others[::-1])
     with pytest.raises(DataError, match="both sides are of 'a'"):
         fit(first, second, tmp_path / "map2", source_model="a", target_model="a")
+
+
+@pytest.mark.parametrize("kind", ["folder", "hive", "npy", "lance", "qdrant", "faiss"])
+def test_pairs_come_from_every_kind_of_store(kind: str, tmp_path: Path):
+    old, new = spaces(120)
+    source = open_source(helpers.build(kind, tmp_path / "old", old))
+    order = np.random.default_rng(0).permutation(120)
+    found = read_pairs(
+        source, open_source(write(tmp_path / "new.parquet", new[order], [i + 1 for i in order]))
+    )
+    source.close()
+    qdrant.close_clients()
+    places = np.asarray([int(identity) - 1 for identity in found.ids])
+    assert sorted(places) == list(range(120))
+    np.testing.assert_array_equal(found.old, old[places])
+    np.testing.assert_array_equal(found.new, new[places])
+
+
+def test_the_way_back_of_a_kernel_map_is_fitted_when_asked_for():
+    plain = fit_pairs(pairs(), method="kernel").translator
+    asked = fit_pairs(pairs(), method="kernel", options={"inverse": True}).translator
+    with pytest.raises(ValueError, match="fit with inverse=True"):
+        plain.inverse_transform(pairs().new)
+    assert asked.inverse_transform(pairs().new).shape == pairs().old.shape
+
+
+@pytest.mark.parametrize("count", [60, 100, 200])
+def test_a_weak_map_of_few_right_pairs_is_not_taken_for_wrong_pairing(count: int):
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(count, 60)) * np.linspace(1, 0.2, 60)
+    old, new = (
+        unit(hidden @ rng.normal(size=(60, 128)) + 4.0 * rng.normal(size=(count, 128))) for _ in range(2)
+    )
+    ids = [f"id {number}" for number in range(count)]
+    found = fit_pairs(Pairs(ids, old, new), method="ridge", held_out=0.35, gate=0.0)
+    # the map is so weak that many partners are not among the nearest 5 %
+    assert (found.pairing.ranks > 0.05 * len(found.pairing.ranks)).mean() > 0.01
+    with pytest.raises(DataError, match="the ids look shuffled"):
+        fit_pairs(Pairs(ids, old, new[rng.permutation(count)]), method="ridge", held_out=0.35, gate=0.0)

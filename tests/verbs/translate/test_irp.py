@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from transship.errors import OptionError
 from transship.verbs.translate import InverseRelativeProjection
-from transship.verbs.translate.anchors import angular_distances, choose_rows, farthest_points
+from transship.verbs.translate.anchors import (
+    angular_distances,
+    choose_rows,
+    farthest_points,
+    subspace_indices,
+)
 from transship.verbs.translate.inversion import invert_anchors, tikhonov_anchors
 
 
@@ -199,3 +204,54 @@ def test_farthest_anchors_reach_every_cluster():
     rows = np.vstack([centres[i % 8] + 0.1 * rng.normal(size=8) for i in range(400)])
     chosen = choose_rows(rows, 8, way="farthest")
     assert {int(rows[i].argmax()) for i in chosen} == set(range(8))
+
+
+@pytest.mark.filterwarnings("ignore:the condition number")
+@pytest.mark.parametrize("options", [{}, {"prune_on": "both"}, {"regularize": 1.0}, {"completion": True}])
+def test_maps_onto_one_target_are_those_fitted_one_by_one(options: dict):
+    target = spaces(seed=3)[1]
+    sources = [spaces(source=width, seed=3)[0] for width in (24, 9, 16)]
+    method = InverseRelativeProjection(delta=0.4, subspaces=3, **options)
+    for source, shared in zip(sources, method.fit_each(sources, target), strict=True):
+        alone = InverseRelativeProjection(delta=0.4, subspaces=3, **options).fit(source, target)
+        np.testing.assert_array_equal(shared.transform(source), alone.transform(source))
+        np.testing.assert_array_equal(shared.inverse_transform(target), alone.inverse_transform(target))
+        assert shared.n_anchors_ == len(source)
+
+
+def test_without_the_way_back_the_map_is_the_same_and_says_so():
+    source, target = spaces()
+    whole = InverseRelativeProjection(subspaces=3).fit(source, target)
+    half = InverseRelativeProjection(subspaces=3, inverse=False).fit(source, target)
+    np.testing.assert_array_equal(half.transform(source), whole.transform(source))
+    with pytest.raises(ValueError, match="fit with inverse=True"):
+        half.inverse_transform(target)
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), delta=st.floats(0, 1), count=st.integers(1, 25), most=st.integers(1, 30))
+def test_subspaces_that_step_together_are_those_picked_one_by_one(
+    seed: int, delta: float, count: int, most: int
+):
+    distances = angular_distances(torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 3))))
+    found = subspace_indices(distances, subspaces=4, delta=delta, most=most, seed=seed)
+    for one in found:
+        expected = reference_fps(distances.numpy(), int(one[0]), delta)[:most]
+        assert one.tolist() == expected
+
+
+def test_nearly_dependent_anchors_are_inverted_as_the_dense_reference_does():
+    rng = np.random.default_rng(0)
+    rows = unit(rng.normal(size=(7, 12)))
+    for distance in (1e-2, 1e-4):  # condition numbers of about 1e2 and 1e4
+        near = unit(np.vstack([rows, rows[:1] + distance * rng.normal(size=(1, 12))]))
+        found = invert_anchors(torch.from_numpy(near))
+        expected = np.linalg.pinv(near.T)
+        np.testing.assert_allclose(found.matrix.numpy(), expected, atol=1e-6 * np.abs(expected).max())
+        np.testing.assert_allclose(found.condition, np.linalg.cond(near), rtol=1e-6)
+        assert found.rank == 8
+    twice = invert_anchors(torch.from_numpy(np.vstack([rows, rows[:1]])))
+    assert twice.rank == 7
+    np.testing.assert_allclose(
+        twice.matrix.numpy(), np.linalg.pinv(np.vstack([rows, rows[:1]]).T, rcond=1e-6), atol=1e-9
+    )

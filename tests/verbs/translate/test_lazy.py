@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transship.errors import DataError, OptionError
-from transship.verbs.translate import LazyIndex, Ridge, restore_variance
+from transship.verbs.translate import KernelRidge, LazyIndex, Ridge, restore_variance
 from transship.verbs.translate.quality import neighbours, overlap
 from transship.verbs.translate.stores import open_source, qdrant
 
@@ -232,3 +232,34 @@ def test_what_is_missing_is_said(world: World):
     broken = LazyIndex((world.ids, world.old), embed=world.embed, texts={}, query_map=world.query_map)
     with pytest.raises(DataError, match="has no text of id"):
         broken.search(world.queries[0])
+
+
+def test_a_map_without_a_way_back_says_what_a_query_needs(world: World):
+    kernel = KernelRidge(inverse=False, gamma=0.5, alpha=0.03).fit(world.old[:300], world.new[:300])
+    index = LazyIndex((world.ids, world.old), kernel)
+    with pytest.raises(OptionError, match="cannot bring queries into the old space"):
+        index.search(world.queries[0])
+    assert len(index.search(world.queries[0], 5, old_query=world.old_queries[0])) == 5
+
+
+def test_an_inverted_file_that_finds_few_rows_is_searched_all_the_same(world: World):
+    import faiss
+
+    index = faiss.index_factory(24, "IVF40,Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(world.old)
+    index.add_with_ids(world.old, np.asarray(world.ids) + 5000)
+    lazy = LazyIndex(index, world.fitted, query_map=world.query_map)
+    for rescore in ("none", "translate"):
+        hits = lazy.search(world.queries[0], 300, candidates=300, rescore=rescore)
+        assert 0 < len(hits) < 300
+        assert all(hit.id > 5000 for hit in hits)
+    assert lazy.fused(world.queries[0], world.old_queries[0], 3)
+
+
+def test_an_open_lance_table_is_an_index(world: World, tmp_path: Path):
+    import lancedb
+
+    helpers.build("lance", tmp_path, world.old[:60])
+    table = lancedb.connect(str(tmp_path / "db")).open_table("rows")
+    hits = LazyIndex(table, world.fitted, query_map=world.query_map).search(world.queries[0], 5)
+    assert len(hits) == 5

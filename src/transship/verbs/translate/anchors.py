@@ -22,18 +22,27 @@ def farthest_points(distances: Tensor, *, start: int, delta: float = 0.0, most: 
     it stops when that distance is below `delta`, or when `most` are taken. Eq. (4) of Maiorca et al.,
     "Latent Space Translation via Inverse Relative Projection". Shapes: [anchors, anchors] → [kept].
     """
-    nearest = distances[start].clone()
-    nearest[start] = -torch.inf
-    taken = [start]
-    most = len(distances) if most is None else min(most, len(distances))
-    while len(taken) < most:
-        farthest = int(nearest.argmax())
-        if nearest[farthest] < delta:
+    return _from_starts(distances, [start], delta, most)[0]
+
+
+def _from_starts(distances: Tensor, starts: list[int], delta: float, most: int | None) -> list[Indices]:
+    """Return the picks from every start; all of them take their next step together."""
+    own, last = torch.arange(len(starts)), torch.tensor(starts)
+    nearest = distances[last]
+    nearest[own, last] = -torch.inf
+    taken, kept = [last], torch.ones(len(starts), dtype=torch.int64)
+    for _ in range((len(distances) if most is None else min(most, len(distances))) - 1):
+        distance, last = nearest.max(dim=1)
+        # distances to those taken only fall: a start that has stopped stays so
+        going = distance >= delta
+        if not bool(going.any()):
             break
-        taken.append(farthest)
-        torch.minimum(nearest, distances[farthest], out=nearest)
-        nearest[farthest] = -torch.inf
-    return np.asarray(taken, dtype=np.int64)
+        taken.append(last)
+        kept += going
+        torch.minimum(nearest, distances[last], out=nearest)
+        nearest[own, last] = -torch.inf
+    picks = torch.stack(taken, dim=1).numpy()
+    return [row[:count] for row, count in zip(picks, kept.tolist(), strict=True)]
 
 
 def angular_distances(rows: Tensor) -> Tensor:
@@ -46,11 +55,9 @@ def subspace_indices(
     distances: Tensor, *, subspaces: int, delta: float, most: int | None, seed: int
 ) -> list[Indices]:
     """Return ω index lists, each from a random start of its own (drawn by seed and number, not by order)."""
-    lists = []
-    for number in range(subspaces):
-        start = np.random.default_rng(derive_seed(seed, "irp start", number)).integers(len(distances))
-        lists.append(farthest_points(distances, start=int(start), delta=delta, most=most))
-    return lists
+    seeds = (derive_seed(seed, "irp start", number) for number in range(subspaces))
+    starts = [int(np.random.default_rng(one).integers(len(distances))) for one in seeds]
+    return _from_starts(distances, starts, delta, most)
 
 
 Way = Literal["random", "farthest", "kmeans"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -38,6 +38,14 @@ class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.n_anchors_ = int(source.shape[0])
         self.anchors_hash_ = anchors_hash(ids) if ids is not None else ""
         return self
+
+    def fit_each(self, sources: Iterable[Any], target: Any) -> Iterator[Self]:
+        """Yield, for each source of the same items, a copy of this map fitted from it onto the one target.
+
+        The same as fitting each by itself; methods share what only the target decides.
+        """
+        for source in sources:
+            yield clone(self).fit(source, target)
 
     def transform(self, X: Any) -> Any:  # noqa: N803
         """Return the rows of X [rows, source] in the target space [rows, target]."""

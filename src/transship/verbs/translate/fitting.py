@@ -38,7 +38,8 @@ THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 KERNEL_MOST = 12_000
 # simpler maps win within this difference of forecast recall
 TIE = 0.005
-WRONG_PAIRS, ALL_WRONG = 0.01, 0.5
+# pairs that look wrong: from this share on, and this number of them, they are refused
+WRONG_SHARE, WRONG_LEAST = 0.01, 2
 # numbers of pairs on the page's curve
 CURVE = (100, 200, 500, 1000, 2000, 5000)
 
@@ -167,6 +168,8 @@ def fit_pairs(
     for name in names:
         watch(f"fitting {name} on {len(kept):,} pairs")
         made = build_method("translate", name, options if method != "auto" else None)
+        if name == "kernel" and direction == "index" and "inverse" not in (options or {}):
+            made = made.set_params(inverse=False)  # the way back would cost as much again
         candidates.append(_candidate(name, made, kept, held, direction, k, restore, relevance, seed))
     chosen, why = _choose(candidates)
     if chosen.forecast.recall < gate and not force:
@@ -228,9 +231,9 @@ def _guard(source: Array, target: Array, ids: Sequence[Any], force: bool) -> Pai
     """Refuse pairs that do not belong together, by what ridge predicts of each from the others."""
     ridge = build_method("translate", "ridge").fit(source, target)
     pairing = find_wrong_pairs(out_of_sample(ridge, source, target), target)
-    if pairing.share > WRONG_PAIRS and not force:
+    if pairing.share > WRONG_SHARE and len(pairing.wrong) >= WRONG_LEAST and not force:
         some = ", ".join(str(ids[row]) for row in pairing.wrong[:5])
-        if pairing.share > ALL_WRONG:
+        if pairing.shuffled:
             what = f"{pairing.share:.0%} of the pairs do not belong together: the ids look shuffled"
         else:
             count = f"{len(pairing.wrong)} of {len(ids)} pairs ({pairing.share:.1%})"
@@ -265,8 +268,6 @@ def _candidate(
     relevance: Relevance | None,
     seed: int,
 ) -> Candidate:
-    if name == "kernel" and direction == "index":
-        made = made.set_params(inverse=False)
     if name == "irp" and made.regularize is None and made.delta == 0.8:
         made = made.set_params(regularize=1.0)  # better than pruning at every number of anchors measured
     (source, target), (source_held, target_held) = _sides(kept, direction), _sides(held, direction)

@@ -35,14 +35,8 @@ def invert_anchors(anchors: Tensor) -> Inverse:
     """
     anchors = anchors.double()
     count, width = anchors.shape
-    gram = anchors.T @ anchors if count >= width else anchors @ anchors.T
-    values, vectors = torch.linalg.eigh(gram)
-    kept = values > RELATIVE_CUT * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
-    values, vectors = values[kept], vectors[:, kept]
-    inverse = (vectors / values) @ vectors.T
-    matrix = anchors @ inverse if count >= width else inverse @ anchors
-    condition = float((values[-1] / values[0]).sqrt()) if len(values) else 1.0
-    return Inverse(matrix, int(kept.sum()), condition)
+    inverse, rank, condition = _invert(anchors.T @ anchors if count >= width else anchors @ anchors.T)
+    return Inverse(anchors @ inverse if count >= width else inverse @ anchors, rank, condition)
 
 
 def tikhonov_anchors(anchors: Tensor, strength: float) -> Inverse:
@@ -53,10 +47,27 @@ def tikhonov_anchors(anchors: Tensor, strength: float) -> Inverse:
     """
     anchors = anchors.double()
     gram = anchors.T @ anchors
-    ridge = strength * float(gram.diagonal().mean())
+    gram.diagonal().add_(strength * float(gram.diagonal().mean()))
+    inverse, rank, condition = _invert(gram)
+    return Inverse(anchors @ inverse, rank, condition)
+
+
+def _invert(gram: Tensor) -> tuple[Tensor, int, float]:
+    """Return G⁺, its rank and √(largest / smallest kept eigenvalue) of a Gram matrix G.
+
+    Where no eigenvalue falls below the cut, the inverse comes from the Cholesky factor, and eigenvalues
+    without their vectors are enough: about half the cost.
+    """
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    # the least eigenvalue is at most the least squared pivot, the largest at most the trace
+    least = float(factor.diagonal().square().min()) if len(gram) and not int(failed) else 0.0
+    if least > RELATIVE_CUT * float(gram.diagonal().sum()):
+        values = torch.linalg.eigvalsh(gram)
+        if values[0] > RELATIVE_CUT * values[-1]:
+            return torch.cholesky_inverse(factor), len(gram), float((values[-1] / values[0]).sqrt())
     values, vectors = torch.linalg.eigh(gram)
-    values = values.clamp_min(0.0) + ridge
     kept = values > RELATIVE_CUT * values[-1].clamp_min(torch.finfo(torch.float64).tiny)
-    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
-    condition = float((values[-1] / values[kept][0]).sqrt()) if bool(kept.any()) else 1.0
-    return Inverse(anchors @ inverse, int(kept.sum()), condition)
+    values, vectors = values[kept], vectors[:, kept]
+    condition = float((values[-1] / values[0]).sqrt()) if len(values) else 1.0
+    inverse: Tensor = (vectors / values) @ vectors.T
+    return inverse, int(kept.sum()), condition

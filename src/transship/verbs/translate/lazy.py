@@ -231,7 +231,7 @@ class LazyIndex:
             raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
         ids, old_scores = self.index.search(np.asarray(old_query, dtype=np.float32)[None], len(self.index))
         new = self._translated(list(ids[0])) @ unit_rows(np.asarray(query)[None])[0]
-        scores = fuse(new, old_scores[0], weight)
+        scores = fuse(new, old_scores[0][: len(ids[0])], weight)
         order = np.argsort(-scores, kind="stable")[:k]
         return [Hit(ids[0][row], float(scores[row]), "translated") for row in order]
 
@@ -243,7 +243,14 @@ class LazyIndex:
             whole = self.keep_mean or not hasattr(self.query_map, "direction")
             moved = self.query_map.transform(queries) if whole else self.query_map.direction(queries)
         elif self.translator is not None:
-            moved = self.translator.inverse_transform(queries)
+            try:
+                moved = self.translator.inverse_transform(queries)
+            except ValueError as error:
+                raise OptionError(
+                    f"the map cannot bring queries into the old space ({error})",
+                    where="LazyIndex",
+                    fix="pass old_query, or a query_map (`transship translate fit --direction query`)",
+                ) from error
         else:
             raise OptionError(
                 "needs the old encoder's query or a map",
@@ -266,7 +273,8 @@ class LazyIndex:
                 for identity, score in zip(ids, self.move(ids) @ query, strict=True)
             ]
         if way == "none":
-            return [Hit(identity, float(score), "old") for identity, score in zip(ids, scores, strict=True)]
+            scored = zip(ids, scores[: len(ids)], strict=True)
+            return [Hit(identity, float(score), "old") for identity, score in scored]
         known = [identity for identity in ids if identity in self.native]
         others = [identity for identity in ids if identity not in self.native]
         hits = []

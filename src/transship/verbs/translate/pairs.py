@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,16 @@ import numpy as np
 from transship.errors import DataError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.rows import check_finite, plain_id
+from transship.verbs.translate.rows import check_finite, check_zero, plain_id
 from transship.verbs.translate.stores import Batch, Source
 from transship.verbs.translate.stores.parquet import ParquetSource
 
 Array = np.ndarray[Any, Any]
 # fewer pairs than this determine no map worth its name
 FEWEST = 50
-# a row whose own partner ranks beyond this share of all partners is taken for a wrong pair
-RANK_SHARE = 0.05
+# a row whose own partner ranks beyond this share of all partners, and beyond this number of them, is taken
+# for a wrong pair: a map of some 100 pairs is so weak that right partners rank 5th to 25th
+RANK_SHARE, RANK_LEAST = 0.05, 25
 # rows read at a time, and rows that a worker of an engine reads in one piece
 BATCH, PART_ROWS = 8192, 65536
 
@@ -92,7 +93,7 @@ def read_pairs(
     check_finite(pairs.old, old.place.text, ids)
     check_finite(pairs.new, new.place.text, ids)
     for rows, place in ((pairs.old, old.place.text), (pairs.new, new.place.text)):
-        _check_zero(rows, ids, place)
+        check_zero(rows, place, ids)
     if most is not None and most < len(pairs):
         rng = np.random.default_rng(derive_seed(seed, "pairs"))
         taken = pairs.take(np.sort(rng.choice(len(pairs), most, replace=False)))
@@ -156,38 +157,36 @@ def _example(source: Source) -> Any:
     return _plain(next(iter(source.batches(1))).ids[0])
 
 
-def _check_zero(rows: Array, ids: Sequence[Any], where: str) -> None:
-    zero = np.flatnonzero(~rows.any(axis=1))
-    if len(zero):
-        raise DataError(
-            f"{len(zero)} of {len(rows)} vectors are all zero, the first has id {ids[zero[0]]}",
-            where=where,
-            fix="remove these rows or embed them again",
-        )
-
-
 @dataclass(frozen=True)
 class Pairing:
     """Which pairs look wrong.
 
     Attributes:
         ranks: per pair, how many partners of others are nearer to its prediction than its own.
-        wrong: numbers of the pairs whose rank passes 5 % of all.
+        wrong: numbers of the pairs whose rank passes the limit.
+        limit: 5 % of all, or 25.
     """
 
     ranks: Array
     wrong: Array
+    limit: float
 
     @property
     def share(self) -> float:
-        """Share of pairs that look wrong; near 0.95 for a list in the wrong order."""
+        """Share of pairs that look wrong."""
         return len(self.wrong) / len(self.ranks)
+
+    @property
+    def shuffled(self) -> bool:
+        """Whether the list looks as if it were in the wrong order: then chance alone decides the ranks."""
+        return self.share > 0.5 * (1.0 - self.limit / len(self.ranks))
 
 
 def find_wrong_pairs(predicted: Array, actual: Array) -> Pairing:
     """Rank each pair's own partner among all partners, by centred cosine with a prediction that never saw it.
 
-    A right pair's partner is among the first few; a wrong pair's is anywhere, so 95 % of them pass the limit.
+    A right pair's partner is among the first few; a wrong pair's is anywhere, so 95 % of them pass the limit
+    of 5 % (a smaller share among fewer than 500 pairs, where the limit is 25).
     """
     from transship.verbs.translate.quality import unit_rows
 
@@ -200,4 +199,5 @@ def find_wrong_pairs(predicted: Array, actual: Array) -> Pairing:
         scores = left[part] @ right.T
         scores[np.arange(len(scores)), np.arange(part.start, part.start + len(scores))] = -np.inf
         ranks[part] = (scores > own[part, None]).sum(1)
-    return Pairing(ranks, np.flatnonzero(ranks > RANK_SHARE * len(left)))
+    limit = max(RANK_SHARE * len(left), RANK_LEAST)
+    return Pairing(ranks, np.flatnonzero(ranks > limit), limit)

@@ -72,6 +72,19 @@ def check_finite(rows: Tensor | np.ndarray[Any, Any], where: str, ids: Any = Non
         )
 
 
+def check_zero(rows: np.ndarray[Any, Any], where: str, ids: Any = None) -> None:
+    """Refuse rows of zeros, which have no direction, naming the first of them."""
+    zero = np.flatnonzero(rows[:, 0] == 0)  # few rows begin with a zero: only these are read whole
+    zero = zero[~rows[zero].any(axis=1)]
+    if len(zero):
+        name = f"has id {ids[zero[0]]}" if ids is not None else f"is row {zero[0]}"
+        raise DataError(
+            f"{len(zero)} of {len(rows)} vectors are all zero, the first {name}",
+            where=where,
+            fix="remove these rows or embed them again",
+        )
+
+
 def unit(rows: Tensor) -> Tensor:
     """Return the rows with length 1; a row of zeros stays zero."""
     return torch.nn.functional.normalize(rows, dim=1, eps=torch.finfo(rows.dtype).tiny)

@@ -61,14 +61,11 @@ class FaissIndex:
 
     def __init__(self, index: Any, location: str = "") -> None:
         """Keep the index and its ids."""
-        from transship.verbs.translate.stores.faiss_file import load_library
+        from transship.verbs.translate.stores.faiss_file import KeptRows, load_library
 
         faiss = load_library()
-        self.index, self.location = index, location
-        self.inner = faiss.downcast_index(getattr(index, "index", index))
-        mapped = hasattr(index, "id_map")
-        ids = faiss.vector_to_array(index.id_map) if mapped else np.arange(index.ntotal)
-        self.places = {int(identity): row for row, identity in enumerate(ids)}
+        self.index, self.location, self.kept = index, location, KeptRows(index)
+        self.places = {int(identity): row for row, identity in enumerate(self.kept.ids)}
         self.closer = -1.0 if index.metric_type == faiss.METRIC_L2 else 1.0
 
     def __len__(self) -> int:
@@ -76,13 +73,16 @@ class FaissIndex:
         return int(self.index.ntotal)
 
     def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows; a distance counts as its negative."""
+        """Return the nearest rows; a distance counts as its negative.
+
+        An inverted file may find fewer rows than asked for: their scores come first.
+        """
         scores, ids = self.index.search(np.ascontiguousarray(unit_rows(queries)), count)
         return [[int(one) for one in row if one >= 0] for row in ids], self.closer * scores
 
     def vectors(self, ids: Sequence[Any]) -> Array:
         """Return stored rows."""
-        return np.stack([self.inner.reconstruct(self.places[int(identity)]) for identity in ids])
+        return self.kept.at(np.asarray([self.places[int(identity)] for identity in ids]))
 
 
 class LanceIndex:
@@ -179,7 +179,7 @@ class QdrantIndex:
 
 
 def open_index(given: Any) -> OldIndex:
-    """Return an index to search: from a store's name, a FAISS index, an array, or (ids, array)."""
+    """Return an index to search: a store's name, a FAISS index, a LanceDB table, an array or (ids, array)."""
     if isinstance(given, str | Path):
         where = place(given)
         if where.kind == "lance":
@@ -198,6 +198,8 @@ def open_index(given: Any) -> OldIndex:
         return ArrayIndex(list(range(len(given))), given)
     if hasattr(given, "ntotal"):
         return FaissIndex(given)
+    if type(given).__module__.startswith("lancedb") and hasattr(given, "schema"):
+        return LanceIndex(place(f"{given._conn.uri}/{given.name}.lance"))
     if hasattr(given, "search") and hasattr(given, "vectors"):
         index: OldIndex = given
         return index

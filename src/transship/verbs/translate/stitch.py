@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.base import clone
 
 from transship.errors import DataError, MatchError
 from transship.verbs.translate.base import Translator
@@ -104,16 +103,15 @@ def stitching_matrix(
     _check(names, anchors, heads, test, labels)
     size = len(names)
     accuracy, absolute, similarity = (np.full((size, size), np.nan) for _ in range(3))
-    for row, encoder in enumerate(names):
-        for column, owner in enumerate(names):
-            head = heads[owner]
+    for column, owner in enumerate(names):
+        head, others = heads[owner], [name for name in names if name != owner]
+        for row, encoder in enumerate(names):
             if test[encoder].shape[1] == test[owner].shape[1]:
                 absolute[row, column] = Stitch(None, None, head).score(test[encoder], labels)
-            if row == column:
-                accuracy[row, column], similarity[row, column] = absolute[row, column], 1.0
-                continue
-            fitted = clone(method).fit(anchors[encoder], anchors[owner])
-            stitch = Stitch(None, fitted, head)
+        accuracy[column, column], similarity[column, column] = absolute[column, column], 1.0
+        fits = method.fit_each((anchors[encoder] for encoder in others), anchors[owner])
+        for encoder, fitted in zip(others, fits, strict=True):
+            stitch, row = Stitch(None, fitted, head), names.index(encoder)
             accuracy[row, column] = stitch.score(test[encoder], labels)
             moved = unit_rows(stitch.features(test[encoder]))
             similarity[row, column] = float((moved * unit_rows(test[owner])).sum(1).mean())

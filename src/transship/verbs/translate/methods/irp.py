@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from sklearn.base import clone
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.errors import OptionError, TransshipWarning
 from transship.verbs.translate.anchors import angular_distances, subspace_indices
 from transship.verbs.translate.base import Translator
-from transship.verbs.translate.inversion import Inverse, invert_anchors, tikhonov_anchors
+from transship.verbs.translate.inversion import invert_anchors, tikhonov_anchors
 from transship.verbs.translate.rows import by_blocks, to_tensor, unit
 from transship.verbs.translate.signature import anchors_hash
 from transship.verbs.translate.wire import Agreement, Half
@@ -25,15 +26,21 @@ Array = np.ndarray[Any, Any]
 # of d are cut to the lower one (farthest points are nested, so a cut list is the list of a larger δ)
 DANGER_ZONE = (0.5, 2.0)
 CONDITION_LIMIT = 100.0
+# rank and condition number of what was inverted, per subspace
+Known = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One space as IRP sees it: unit anchor rows about their mean, and the mean length divided out."""
+    """One space as IRP sees it: unit anchor rows about their mean, and the mean length divided out.
+
+    `inverses` keeps the decoding half by the lists it was made of, for a further space that is mapped here.
+    """
 
     anchors: Tensor
     mean: Tensor
     scale: float
+    inverses: dict[bytes, tuple[Tensor, Known]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Tensor) -> Side:
@@ -62,6 +69,7 @@ class InverseRelativeProjection(Translator):
         n_anchors: most anchors per subspace; auto keeps clear of k ≈ dimension, none leaves it to δ.
         regularize: λ as a multiple of the mean eigenvalue (1 is good); none is the paper's pruning.
         completion: whether the completed anchors of Sec. 3.3 are used.
+        inverse: whether the way back is fitted too, which doubles the cost.
         seed: draws the start of every subspace.
     """
 
@@ -73,20 +81,34 @@ class InverseRelativeProjection(Translator):
     n_anchors: int | Literal["auto"] | None = "auto"
     regularize: float | None = None
     completion: bool = False
+    inverse: bool = True
     seed: int = 0
 
     def _fit(self, source: Tensor, target: Tensor) -> None:
-        near, far = Side.of(source), Side.of(target)
-        lists = self._lists(near.anchors, far.anchors, min(source.shape[1], target.shape[1]))
-        matrix, inverses, factor = self._matrix(near, far, lists)
-        back, _, back_factor = self._matrix(far, near, lists)
-        self.matrix_, self.inverse_matrix_ = matrix.numpy(), back.numpy()
+        self._fit_sides(Side.of(source), Side.of(target))
+
+    def fit_each(self, sources: Iterable[Any], target: Any) -> Iterator[Self]:
+        """Yield the map of each source onto one target, whose own inverses are computed once."""
+        far = None
+        for source in sources:
+            one = clone(self)
+            rows, targets = one._pairs(source, target)
+            far = far or Side.of(targets)
+            one._fit_sides(Side.of(rows), far)
+            one.n_anchors_, one.anchors_hash_ = len(rows), ""
+            yield one
+
+    def _fit_sides(self, near: Side, far: Side) -> None:
+        lists = self._lists(near.anchors, far.anchors, min(near.anchors.shape[1], far.anchors.shape[1]))
+        matrix, known, factor = self._matrix(near, far, lists)
+        self.matrix_, self.gain_ = matrix.numpy(), factor * far.scale
+        if self.inverse:
+            back, _, factor = self._matrix(far, near, lists)
+            self.inverse_matrix_, self.inverse_gain_ = back.numpy(), factor * near.scale
         self.source_mean_, self.target_mean_ = near.mean.numpy(), far.mean.numpy()
         self.source_scale_, self.target_scale_ = near.scale, far.scale
-        self.gain_, self.inverse_gain_ = factor * far.scale, back_factor * near.scale
         self.lists_ = lists
-        self.ranks_ = [inverse.rank for inverse in inverses]
-        self.conditions_ = [inverse.condition for inverse in inverses]
+        self.ranks_, self.conditions_ = [rank for rank, _ in known], [condition for _, condition in known]
         if max(self.conditions_) > CONDITION_LIMIT:
             warnings.warn(
                 f"the condition number of a subspace is {max(self.conditions_):.0f}, which amplifies noise; "
@@ -116,28 +138,26 @@ class InverseRelativeProjection(Translator):
         low, high = (share * width for share in DANGER_ZONE)
         return indices[: max(1, int(low))] if low < len(indices) < high else indices
 
-    def _matrix(self, near: Side, far: Side, lists: list[Array]) -> tuple[Tensor, list[Inverse], float]:
-        """Return T [source, target] with ŷ = x̂ T, what was inverted, and the factor that restores length."""
-        if self.regularize is not None:
-            inverse = tikhonov_anchors(far.anchors, self.regularize)
-            return near.anchors.T @ inverse.matrix, [inverse], _shrinkage(far.anchors, inverse.matrix)
-        inverses, total = [], torch.zeros(near.anchors.shape[1], far.anchors.shape[1], dtype=torch.float64)
-        for one in lists:
-            index = torch.from_numpy(one)
-            part, inverse = self._subspace(near.anchors[index], far.anchors[index])
-            total += part
-            inverses.append(inverse)
-        return total / len(lists), inverses, 1.0
+    def _matrix(self, near: Side, far: Side, lists: list[Array]) -> tuple[Tensor, Known, float]:
+        """Return T [source, target] with ŷ = x̂ T, what was inverted, and the factor that restores length.
 
-    def _subspace(self, near: Tensor, far: Tensor) -> tuple[Tensor, Inverse]:
-        if not self.completion:
-            inverse = invert_anchors(far)
-            return near.T @ inverse.matrix, inverse
-        inverse = invert_anchors(near)
-        outward = invert_anchors(far)
-        if inverse.rank == outward.rank == len(near):  # independent rows: (T_iᵀ)⁺ = S_x⁺ S_y
-            return inverse.matrix.T @ far, inverse
-        return torch.linalg.pinv((near.T @ outward.matrix).T, rtol=1e-8), inverse
+        T = mean_i S_xⁱᵀ (S_yⁱᵀ)⁺ = A_xᵀ D, where D holds the mean of the inverses, each row at its anchor's
+        place: one product for all subspaces.
+        """
+        if self.completion and self.regularize is None:
+            parts = [_completed(near.anchors[one], far.anchors[one]) for one in map(torch.from_numpy, lists)]
+            total = torch.stack([part for part, _ in parts]).mean(0)
+            return total, [known for _, known in parts], 1.0
+        key = b"|".join(one.tobytes() for one in lists)
+        if key not in far.inverses:
+            far.inverses[key] = (
+                _average(far.anchors, lists)
+                if self.regularize is None
+                else _regularised(far.anchors, self.regularize)
+            )
+        decoder, known = far.inverses[key]
+        factor = 1.0 if self.regularize is None else _shrinkage(far.anchors, decoder)
+        return near.anchors.T @ decoder, known, factor
 
     # -- one machine ---------------------------------------------------------------------------------------
 
@@ -145,6 +165,8 @@ class InverseRelativeProjection(Translator):
         return _scaled(rows, self.matrix_, self.source_mean_, self.target_mean_, self.gain_)
 
     def _backward(self, rows: Tensor) -> Tensor:
+        if not hasattr(self, "inverse_matrix_"):
+            raise ValueError("the way back was not fitted; fit with inverse=True")
         return _scaled(rows, self.inverse_matrix_, self.target_mean_, self.source_mean_, self.inverse_gain_)
 
     def fold_affine(self) -> tuple[Array, Array]:
@@ -197,10 +219,10 @@ class InverseRelativeProjection(Translator):
         """Return the half that turns source rows into numbers per anchor, from the source's anchors only."""
         agreement.check_ids(ids, "fit_encoder")
         side = Side.of(to_tensor(check_array(anchors)))
-        used = torch.from_numpy(agreement.used)
+        used, lists = torch.from_numpy(agreement.used), [np.asarray(one) for one in agreement.lists]
         matrix = side.anchors[used]
         if agreement.parameters["completion"] and agreement.lists:
-            matrix = _average(side.anchors, agreement)
+            matrix = _average(side.anchors, lists)[0][used]
         return Half(
             "encoder",
             agreement,
@@ -213,24 +235,40 @@ class InverseRelativeProjection(Translator):
         agreement.check_ids(ids, "fit_decoder")
         side = Side.of(to_tensor(check_array(anchors)))
         strength, factor = agreement.parameters["regularize"], 1.0
+        used, lists = torch.from_numpy(agreement.used), [np.asarray(one) for one in agreement.lists]
         if strength is not None:
-            matrix = tikhonov_anchors(side.anchors, strength).matrix
+            matrix, _ = _regularised(side.anchors, strength)
             factor = _shrinkage(side.anchors, matrix)
         elif agreement.parameters["completion"]:
-            matrix = side.anchors[torch.from_numpy(agreement.used)]
+            matrix = side.anchors[used]
         else:
-            matrix = _average(side.anchors, agreement)
+            matrix = _average(side.anchors, lists)[0][used]
         scaled = matrix * (factor * side.scale)
         return Half("decoder", agreement, {"mean": side.mean.numpy(), "matrix": scaled.numpy()})
 
 
-def _average(anchors: Tensor, agreement: Agreement) -> Tensor:
-    """Return the mean over subspaces of (Sᵀ)⁺, each row at its anchor's place: [used anchors, width]."""
-    total = torch.zeros_like(anchors)
-    for one in agreement.lists:
-        index = torch.tensor(one)
-        total[index] += invert_anchors(anchors[index]).matrix
-    return total[torch.from_numpy(agreement.used)] / len(agreement.lists)
+def _average(anchors: Tensor, lists: Sequence[Array]) -> tuple[Tensor, Known]:
+    """Return the mean over subspaces of (Sᵀ)⁺, each row at its anchor's place: [anchors, width]."""
+    total, known = torch.zeros_like(anchors), []
+    for index in map(torch.from_numpy, lists):
+        inverse = invert_anchors(anchors[index])
+        total[index] += inverse.matrix
+        known.append((inverse.rank, inverse.condition))
+    return total / len(lists), known
+
+
+def _regularised(anchors: Tensor, strength: float) -> tuple[Tensor, Known]:
+    inverse = tikhonov_anchors(anchors, strength)
+    return inverse.matrix, [(inverse.rank, inverse.condition)]
+
+
+def _completed(near: Tensor, far: Tensor) -> tuple[Tensor, tuple[int, float]]:
+    """Return (Tᵀ)⁺ of the completed anchors T = S_xᵀ (S_yᵀ)⁺, for independent rows S_x⁺ S_y."""
+    inverse, outward = invert_anchors(near), invert_anchors(far)
+    known = inverse.rank, inverse.condition
+    if inverse.rank == outward.rank == len(near):
+        return inverse.matrix.T @ far, known
+    return torch.linalg.pinv((near.T @ outward.matrix).T, rtol=1e-8), known
 
 
 def _shrinkage(anchors: Tensor, inverse: Tensor) -> float:

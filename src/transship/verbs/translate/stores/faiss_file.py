@@ -14,6 +14,55 @@ from transship.verbs.translate.stores.numpy_file import RowFile, about_path
 from transship.verbs.translate.stores.protocol import Array, Batch, Place, Source, Stamp, gone
 
 
+class KeptRows:
+    """The vectors that an index holds, by their place: `ids` [rows] names them in that order.
+
+    Behind an IDMap places are the index's own keys. An inverted file may have been given ids itself: then
+    they are its keys, and rows come in their order. A pre-transform is undone by the index (a PCA loses what
+    it left out).
+    """
+
+    def __init__(self, index: Any) -> None:
+        """Find the ids, and prepare the index for giving rows back."""
+        faiss = load_library()
+        mapped = hasattr(index, "id_map")
+        self.inner = faiss.downcast_index(index.index if mapped else index)
+        self.ids: Array = (
+            faiss.vector_to_array(index.id_map).copy() if mapped else np.arange(int(index.ntotal))
+        )
+        self.by_id = False
+        inverted = faiss.try_extract_index_ivf(self.inner)
+        if inverted is None:
+            return
+        keys = _inverted_ids(faiss, inverted)
+        if np.array_equal(keys, np.arange(len(keys))):
+            inverted.make_direct_map()
+        else:
+            self.ids, self.by_id = keys, True
+            inverted.set_direct_map_type(faiss.DirectMap.Hashtable)
+
+    def slice(self, first: int, count: int) -> Array:
+        """Return `count` rows from place `first` on."""
+        if self.by_id:
+            return self.at(np.arange(first, first + count))
+        rows: Array = self.inner.reconstruct_n(first, count)
+        return rows
+
+    def at(self, places: Array) -> Array:
+        """Return the rows at some places."""
+        keys = self.ids[places] if self.by_id else places
+        return np.stack([self.inner.reconstruct(int(key)) for key in keys])
+
+
+def _inverted_ids(faiss: Any, inverted: Any) -> Array:
+    """Return the ids of an inverted file, sorted."""
+    lists, parts = inverted.invlists, [np.empty(0, np.int64)]
+    for number in range(inverted.nlist):
+        if size := lists.list_size(number):
+            parts.append(faiss.rev_swig_ptr(lists.get_ids(number), size).copy())
+    return np.sort(np.concatenate(parts))
+
+
 class FaissSource:
     """Vectors of an index that can give them back (flat, IVF flat, PQ as approximations), with their ids."""
 
@@ -29,22 +78,16 @@ class FaissSource:
             raise DataError(
                 "is not a readable FAISS index", where=place.text, fix="write it again"
             ) from error
-        self.inner = faiss.downcast_index(getattr(self.index, "index", self.index))
-        has_ids = hasattr(self.index, "id_map")
-        self.ids = (
-            faiss.vector_to_array(self.index.id_map).copy() if has_ids else np.arange(self.index.ntotal)
-        )
         self.rows, self.width, self.metric = (
             int(self.index.ntotal),
             int(self.index.d),
             int(self.index.metric_type),
         )
-        if hasattr(self.inner, "make_direct_map"):
-            self.inner.make_direct_map()
         self.stamp = Stamp.from_json(
             about_path(self.path).read_text() if about_path(self.path).is_file() else None
         )
-        self._probe()
+        self.kept = self._probe()
+        self.ids = self.kept.ids
 
     def fingerprint(self) -> str:
         """Return size, time and shape of the file."""
@@ -57,22 +100,24 @@ class FaissSource:
             if not self.path.is_file():
                 raise gone(self.place.text, first, FileNotFoundError("the file was removed"))
             count = min(size, self.rows - first)
-            yield Batch(self.ids[first : first + count], self.inner.reconstruct_n(first, count))
+            yield Batch(self.ids[first : first + count], self.kept.slice(first, count))
 
     def close(self) -> None:
         """Drop the index."""
         del self.index
 
-    def _probe(self) -> None:
+    def _probe(self) -> KeptRows:
         try:
+            kept = KeptRows(self.index)
             if self.rows:
-                self.inner.reconstruct_n(0, 1)
+                kept.slice(0, 1)
         except RuntimeError as error:
             raise DataError(
-                f"an index of kind {type(self.inner).__name__} does not give its vectors back",
+                f"an index of kind {type(self.index).__name__} does not give its vectors back",
                 where=self.place.text,
                 fix="translate the vectors that it was built from",
             ) from error
+        return kept
 
 
 class FaissSink:

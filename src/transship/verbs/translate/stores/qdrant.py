@@ -102,7 +102,7 @@ class QdrantSink:
         """Make the collection, or continue one that an interrupted run left."""
         from qdrant_client import models
 
-        self.place, self.stamp, self.client = place, stamp, client(place)
+        self.place, self.stamp, self.client, self.rows = place, stamp, client(place), source.rows
         params = getattr(source, "params", None)
         self.vector_name = getattr(source, "vector_name", "") or ""
         distance = params.distance if params is not None else models.Distance.COSINE
@@ -136,7 +136,14 @@ class QdrantSink:
         self.done += len(vectors)
 
     def finish(self) -> None:
-        """Everything is in place already."""
+        """Refuse a source in which rows share an id: the later one took the place of the earlier."""
+        count = int(self.client.count(self.place.name, exact=True).count)
+        if count < self.rows:
+            raise DataError(
+                f"holds {count:,} points of {self.rows:,} rows, since some rows have the same id",
+                where=self.place.text,
+                fix="give every row an id of its own, or write to another kind of store",
+            )
 
     def close(self) -> None:
         """Clients are shared and closed at the end of the process."""
@@ -255,10 +262,8 @@ def _slices(rows: int) -> list[slice]:
 
 def _point_id(given: Any) -> Any:
     """Return an id that Qdrant takes: an unsigned number or a UUID."""
-    if isinstance(given, np.integer):
+    if isinstance(given, int | np.integer) and given >= 0:
         return int(given)
-    if isinstance(given, int):
-        return given
     import uuid
 
     try:
