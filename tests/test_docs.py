@@ -25,6 +25,17 @@ def test_every_command_and_method_is_documented_as_it_is(tmp_path: Path):
         assert written == (tmp_path / page).read_text(), "run `make docs` and commit docs/reference"
 
 
+def test_every_public_name_of_a_verb_is_in_the_reference():
+    import transship
+
+    page = (ROOT / "docs/reference/python.md").read_text()
+    stitching = {"Stitch", "scale_probe", "stitching_matrix"} if "translate.stitch\n" in page else set()
+    names = {name for name, home in transship._HOMES.items() if ".verbs." in home} - stitching
+    missing = sorted(name for name in names if f".{name}\n" not in page)
+    assert len(names) > 10
+    assert missing == []
+
+
 def test_the_results_pages_say_what_the_kept_runs_measured(tmp_path: Path):
     subprocess.run([sys.executable, ROOT / "scripts/results.py", tmp_path], check=True)
     kept = {page.name: page.read_text() for page in (ROOT / "docs/results").glob("*.md")}

@@ -33,6 +33,8 @@ _HOMES: dict[str, str] = {
     "load_map": "transship.verbs.translate",
     "merge": "transship.verbs.merge.run",
     "open": "transship.checkpoints",
+    "scale_probe": "transship.verbs.translate",
+    "stitching_matrix": "transship.verbs.translate",
     "transport": "transship.verbs.transport",
     "write_adapter": "transship.checkpoints",
     "write_checkpoint": "transship.checkpoints",
