@@ -288,7 +288,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=3,
-            minutes=180,
+            minutes=100,
             options={
                 "corpora": ["glosses", *CORPORA],
                 "pairs": [list(pair) for pair in PAIRS],

@@ -247,7 +247,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=5,
-            minutes=60,
+            minutes=30,
             options={
                 "data": list(DATA),
                 "encoders": {
