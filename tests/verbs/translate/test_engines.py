@@ -137,11 +137,11 @@ def alive(group: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_ctrl_c_stops_all_processes_with_one_sentence_and_the_run_goes_on_later(saved, tmp_path: Path):
     (tmp_path / "in").mkdir()
-    for number in range(400):
+    for number in range(700):  # more than are done before the signal comes
         block = helpers.make_rows(50, 6, seed=number)
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), 6)
         ids = np.arange(50 * number, 50 * number + 50)
-        pq.write_table(pa.table({"id": ids, "vector": vectors}), tmp_path / "in" / f"{number:03d}.parquet")
+        pq.write_table(pa.table({"id": ids, "vector": vectors}), tmp_path / "in" / f"{number:04d}.parquet")
     words = ["translate", "apply", saved.path, str(tmp_path / "in"), str(tmp_path / "out"), "--jobs", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "transship", *words],
