@@ -158,20 +158,21 @@ def check(
     **engine: Any,
 ) -> None:
     """Measure MAP again, on other pairs of OLD and NEW."""
-    from transship.verbs.translate import run
-    from transship.verbs.translate.stores import Columns
+    with _engine("pairs", **engine) as workers:
+        from transship.verbs.translate import run
+        from transship.verbs.translate.stores import Columns
 
-    quality, old_alone, count = run.check(
-        map_folder,
-        old,
-        new,
-        columns=Columns(id_column, vector_column),
-        most=most,
-        k=k,
-        seed=seed,
-        engine=_engine(**engine),
-        memory=_budget(memory),
-    )
+        quality, old_alone, count = run.check(
+            map_folder,
+            old,
+            new,
+            columns=Columns(id_column, vector_column),
+            most=most,
+            k=k,
+            seed=seed,
+            engine=workers,
+            memory=_budget(memory),
+        )
     if as_json:
         print_json({**quality.to_dict(), "old_alone": old_alone, "pairs": count})
         return
@@ -234,16 +235,17 @@ def apply(
     **engine: Any,
 ) -> None:
     """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
-    from transship.verbs.translate import load_map, run
-    from transship.verbs.translate.moving import plan_apply
-    from transship.verbs.translate.stores import Columns
+    # the other processes start before this one imports what takes time to import
+    with _engine("moving", **engine) as workers:
+        from transship.verbs.translate import load_map, run
+        from transship.verbs.translate.moving import plan_apply
+        from transship.verbs.translate.stores import Columns
 
-    columns, budget, workers = Columns(id_column, vector_column), _budget(memory), _engine(**engine)
-    saved = load_map(map_folder)
-    if saved.about.get("direction", "index") == "index":
-        print_plan(plan_apply(saved, source, columns=columns, memory=budget), source, target, err=True)
-    steps = run.apply(map_folder, source, target, columns=columns, memory=budget, force=force, engine=workers)
-    last = _watch(steps, "rows")
+        saved = load_map(map_folder)
+        settings: Any = {"columns": Columns(id_column, vector_column), "memory": _budget(memory)}
+        if saved.about.get("direction", "index") == "index":
+            print_plan(plan_apply(saved, source, **settings), source, target, err=True)
+        last = _watch(run.apply(map_folder, source, target, **settings, force=force, engine=workers), "rows")
     if as_json:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})
     else:
@@ -287,12 +289,13 @@ def embed(
     **settings: Any,
 ) -> None:
     """Embed TEXTS with a model into the store OUT, ids kept; a stopped run goes on where it stopped."""
-    from transship.verbs.translate.embed import embed_texts
-
     # a model on a GPU has it to itself
-    workers = _engine(engine, address, jobs, gpus=1 if settings["device"].startswith("cuda") else 0)
-    steps = embed_texts(model, texts, target, engine=workers, memory=_budget(memory), **settings)
-    last = _watch(steps, "texts")
+    gpus = 1 if settings["device"].startswith("cuda") else 0
+    with _engine("embed", engine, address, jobs, gpus) as workers:
+        from transship.verbs.translate.embed import embed_texts
+
+        steps = embed_texts(model, texts, target, engine=workers, memory=_budget(memory), **settings)
+        last = _watch(steps, "texts")
     if as_json:
         print_json({"rows": last.rows, "out": target, "model": model})
     else:
@@ -356,10 +359,11 @@ def anchors(
         click.echo(f"  {name}: held-out recall@10 {recall:.3f}")
 
 
-def _engine(engine: Any, address: str | None, jobs: int | None, gpus: float = 0) -> Any:
+def _engine(home: str, engine: Any, address: str | None, jobs: int | None, gpus: float = 0) -> Any:
     from transship.verbs.translate.engines import choose_engine
 
-    return choose_engine(engine, address=address, jobs=jobs, gpus=gpus)
+    home = f"transship.verbs.translate.{home}"
+    return choose_engine(engine, address=address, jobs=jobs, gpus=gpus, home=home)
 
 
 def _budget(memory: str | None) -> Any:

@@ -123,6 +123,34 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     same_files(tmp_path / "one", tmp_path / "two")
 
 
+def test_processes_started_beforehand_serve_several_runs_and_end_with_their_block():
+    with LocalEngine(3, "transship.verbs.translate.moving") as engine:
+        pool = engine._pool
+        first = dict(engine.run(divmod, 7, [1, 2, 3, 4, 5]))
+        second = dict(engine.run(pow, 2, [3, 4]))
+        processes = list(pool._processes.values())
+        assert engine._pool is pool
+        assert len(processes) == 2
+    assert first == {number: divmod(7, item) for number, item in enumerate([1, 2, 3, 4, 5])}
+    assert second == {0: 8, 1: 16}
+    assert engine._pool is None
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_a_mistake_before_the_work_ends_the_processes_that_wait_for_it():
+    processes = []
+
+    def mistaken():
+        with LocalEngine(2) as engine:
+            processes.extend(engine._pool._processes.values())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        mistaken()
+    assert len(processes) == 1
+    assert not any(process.is_alive() for process in processes)
+
+
 def alive(group: int) -> bool:
     """Return whether any process of a group still runs; one that nobody has waited for is dead too."""
     states = []

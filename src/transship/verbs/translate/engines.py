@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import os
 import pickle
 import re
 import signal
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from transship.errors import LaunchError, MissingError, OptionError, TransshipError
 
@@ -33,22 +36,56 @@ class Engine(Protocol):
     def parallel(self) -> bool:
         """Whether work leaves this process."""
 
+    def __enter__(self) -> Self:
+        """Start beforehand what takes time to start."""
+
+    def __exit__(self, *error: object) -> None:
+        """End what was started."""
+
     def run(
         self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
     ) -> Iterator[tuple[int, Result]]:
         """Yield (number of the item, what the work gave) as they become ready, in any order."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class LocalEngine:
-    """This process, or `jobs` processes of this machine that share its threads."""
+    """This process, or `jobs` processes of this machine that share its threads.
+
+    `with` it, the other processes start at once and import what they need while this one does the same;
+    without, they start with the first run and end with it.
+
+    Attributes:
+        jobs: processes, this one among them.
+        home: the module that holds the work, which takes the others longest to import.
+    """
 
     jobs: int = 1
+    home: str = __name__
+    _pool: ProcessPoolExecutor | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def parallel(self) -> bool:
         """Whether work leaves this process."""
         return self.jobs > 1
+
+    def __enter__(self) -> Self:
+        import multiprocessing
+
+        if self.parallel:
+            # spawn: a fork of a process with threads of its own may wait for ever
+            context, settings = multiprocessing.get_context("spawn"), (self.home, threads_each(self.jobs))
+            self._pool = ProcessPoolExecutor(self.jobs - 1, context, initializer=_prepare, initargs=settings)
+            with _uninterrupted():
+                self._pool.submit(os.getpid)  # the first piece of work starts them all
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
 
     def run(
         self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
@@ -58,45 +95,41 @@ class LocalEngine:
         This process is one of the `jobs`: it works while the others still start, and hands out the rest. When
         it stops early (a mistake in the data, Ctrl-C) it stops them too, in the midst of their pieces.
         """
-        import multiprocessing
-
-        others = min(self.jobs, len(items)) - 1
-        if others < 1:
+        if not self.parallel or len(items) < 2:
             for number, item in enumerate(items):
                 yield number, work(shared, item)
-            return
-        threads = threads_each(self.jobs)
-        # spawn: a fork of a process with threads of its own may wait for ever
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(others, context, initializer=_receive, initargs=(shared, threads))
+        elif self._pool is None:
+            with LocalEngine(min(self.jobs, len(items)), self.home) as started:
+                yield from started.run(work, shared, items)
+        else:
+            try:
+                with _threads(threads_each(self.jobs)), _shelved(shared) as place:
+                    yield from self._share_out(self._pool, work, shared, place, items)
+            except BrokenProcessPool as error:
+                raise OptionError(
+                    "a worker process was killed or died",
+                    where=f"--jobs {self.jobs}",
+                    fix="see that there is memory for all of them and run it again: it goes on where "
+                    "it stopped",
+                ) from error
+
+    def _share_out(
+        self, pool: ProcessPoolExecutor, work: Any, shared: Any, place: Path, items: Sequence[Any]
+    ) -> Iterator[tuple[int, Any]]:
         waiting, given = deque(enumerate(items)), dict[Future[Any], int]()
-        try:
-            with _threads(threads):
-                while waiting:
-                    # two for each: one in work and one that waits while this process is busy itself
-                    while waiting and len(given) < 2 * others:
-                        number, item = waiting.pop()
-                        with _uninterrupted():
-                            given[pool.submit(_work, work, item)] = number
-                    if waiting:
-                        number, item = waiting.popleft()
-                        yield number, work(shared, item)
-                    for ready in [one for one in given if one.done()]:
-                        yield given.pop(ready), ready.result()
-            for ready in as_completed(given):
-                yield given[ready], ready.result()
-        except BrokenProcessPool as error:
-            raise OptionError(
-                "a worker process was killed or died",
-                where=f"--jobs {self.jobs}",
-                fix="see that there is memory for all of them and run it again: it goes on where it stopped",
-            ) from error
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        while waiting:
+            # two for each: one in work and one that waits while this process is busy itself
+            while waiting and len(given) < 2 * (self.jobs - 1):
+                number, item = waiting.pop()
+                with _uninterrupted():
+                    given[pool.submit(_work, work, place, item)] = number
+            if waiting:
+                number, item = waiting.popleft()
+                yield number, work(shared, item)
+            for ready in [one for one in given if one.done()]:
+                yield given.pop(ready), ready.result()
+        for ready in as_completed(given):
+            yield given[ready], ready.result()
 
 
 @contextlib.contextmanager
@@ -133,19 +166,32 @@ def threads_each(jobs: int) -> int:
     return max(1, (int(allowed) if allowed.isdigit() else os.cpu_count() or 1) // jobs)
 
 
-_shared: Any = None
-
-
-def _receive(shared: Any, threads: int) -> None:
-    global _shared
+def _prepare(home: str, threads: int) -> None:
+    """Get a new process ready while the first one still reads its input."""
     import torch
 
     torch.set_num_threads(threads)
-    _shared = shared
+    importlib.import_module(home)
 
 
-def _work(work: Callable[[Any, Item], Result], item: Item) -> Result:
-    return work(_shared, item)
+@contextlib.contextmanager
+def _shelved(shared: Any) -> Iterator[Path]:
+    """Keep a value in a file for a while, from where each process takes it once."""
+    with tempfile.TemporaryDirectory(prefix="transship-") as folder:
+        place = Path(folder) / "shared.pickle"
+        with place.open("wb") as file:
+            pickle.dump(shared, file, protocol=pickle.HIGHEST_PROTOCOL)
+        yield place
+
+
+@functools.lru_cache(maxsize=1)
+def _unshelved(place: Path) -> Any:
+    with place.open("rb") as file:
+        return pickle.load(file)
+
+
+def _work(work: Callable[[Any, Item], Result], place: Path, item: Item) -> Result:
+    return work(_unshelved(place), item)
 
 
 @dataclass(frozen=True)
@@ -170,6 +216,12 @@ class RayEngine:
     def parallel(self) -> bool:
         """Whether work leaves this process."""
         return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
 
     def run(
         self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
@@ -297,8 +349,9 @@ def choose_engine(
     address: str | None = None,
     jobs: int | None = None,
     gpus: float = 0,
+    home: str = __name__,
 ) -> Engine:
-    """Return the engine that the options name."""
+    """Return the engine that the options name; `home` is the module that holds the work."""
     if jobs is not None and jobs < 1:
         raise OptionError(f"{jobs} workers do no work", where="--jobs", fix="give 1 or more")
     if name == "ray":
@@ -306,4 +359,4 @@ def choose_engine(
         return RayEngine(address, jobs, gpus)
     if address is not None:
         raise OptionError("is of a Ray cluster", where="--address", fix="add --engine ray")
-    return LocalEngine(jobs or 1)
+    return LocalEngine(jobs or 1, home)
