@@ -463,6 +463,8 @@ def test_a_killed_collection_continues_to_the_same_result(
 
     with pytest.raises(KeyboardInterrupt):
         collect(a, b, None, sentences, folder=tmp_path / "state", progress=stop, **options)
+    # as a kill leaves it that comes while the state before is removed
+    (tmp_path / "state" / "state-000-000000001-1").mkdir()
     done: list[int] = []
     resumed = collect(a, b, None, sentences, folder=tmp_path / "state", progress=done.append, **options)
     assert done == [10, 12]  # four of six batches were saved

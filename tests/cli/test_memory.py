@@ -9,6 +9,7 @@ what was allowed, with nothing added.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -162,6 +163,29 @@ def merge_by_data(folder: Path, minilm: Path) -> list[object]:
     return merge(folder, minilm, "regmean", data={"path": str(folder / "texts.parquet"), "inputs": 48})
 
 
+def merge_adapters(folder: Path, minilm: Path) -> list[object]:
+    """Two adapters of a high rank, whose sum is cut: what is held at once is far above the interpreter."""
+    rng, rank = np.random.default_rng(2), 256
+    for name in ("lora-one", "lora-two"):
+        (folder / name).mkdir(exist_ok=True)
+        about = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "base_model_name_or_path": str(minilm)}
+        (folder / name / "adapter_config.json").write_text(
+            json.dumps(about | {"target_modules": ["query", "key", "value"]})
+        )
+        factors = {}
+        for layer, part in itertools.product(range(6), ("query", "key", "value")):
+            module = f"base_model.model.encoder.layer.{layer}.attention.self.{part}"
+            factors[f"{module}.lora_A.weight"] = rng.normal(size=(rank, 384)).astype(np.float32)
+            factors[f"{module}.lora_B.weight"] = rng.normal(size=(384, rank)).astype(np.float32)
+        save_file(factors, folder / name / "adapter_model.safetensors", metadata={"format": "pt"})
+    models = [
+        {"model": str(folder / name), "parameters": {"weight": 0.5}} for name in ("lora-one", "lora-two")
+    ]
+    recipe = {"merge_method": "linear", "base_model": str(minilm), "models": models, "lora_rank": 300}
+    (folder / "adapters.yaml").write_text(json.dumps(recipe))
+    return ["merge", "run", folder / "adapters.yaml", folder / "merged-adapters", "--force"]
+
+
 def inspect(folder: Path, minilm: Path) -> list[object]:
     return ["inspect", minilm]
 
@@ -200,6 +224,7 @@ COMMANDS = [
     adapt,
     merge_plain,
     merge_by_data,
+    merge_adapters,
     inspect,
     inspect_update,
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -170,3 +172,26 @@ def test_the_help_names_every_step():
     help_text = run("--help").output
     for name in ("fit", "check", "plan", "apply", "embed", "anchors"):
         assert name in help_text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit on a file's size is Linux's")
+def test_a_disk_that_takes_no_more_is_one_sentence_and_leaves_the_target_alone(
+    stores: tuple[str, str], tmp_path: Path
+):
+    old, new = stores
+    assert run("fit", old, new, tmp_path / "map", "--method", "ridge").exit_code == 0
+    code = (
+        "import resource, signal, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
+        "from transship.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = ["translate", "apply", tmp_path / "map", old, tmp_path / "out.parquet"]
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "the disk takes no more (File too large)" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out.parquet").exists()

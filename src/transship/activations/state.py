@@ -101,7 +101,8 @@ class SavedState:
     def _found(self) -> list[Found]:
         found = []
         for place in sorted(self.folder.glob("state-*")) if self.folder.is_dir() else []:
-            if place.suffix != ".part":
+            # a kill while a replaced state is removed leaves a folder without its description
+            if place.suffix != ".part" and (place / "state.json").is_file():
                 read = json.loads((place / "state.json").read_text(encoding="utf-8"))
                 units = {int(unit): digest for unit, digest in read.get("units", {}).items()}
                 found.append(Found(place.name, read["about"], units))

@@ -7,14 +7,16 @@ transformers at the top, so that `transship --help` answers at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
+import os
 import sys
 import traceback
 
 import click
 
 from transship import __version__, parallel
-from transship.errors import TransshipError
+from transship.errors import OutputError, TransshipError
 
 # command → its module; the function in it is called `command`
 COMMANDS = {
@@ -37,6 +39,8 @@ SHARED = {
     ("merge", "remove"),
     ("adapt", "fit"),
 }
+# what the system says of a disk that takes no more
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class LazyGroup(click.Group):
@@ -94,12 +98,23 @@ def main(arguments: list[str] | None = None) -> None:
         if parallel.speaks():
             click.echo("stopped; nothing half-written was left", file=errors)
         parallel.end(130)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            if parallel.speaks():
+                click.echo(f"error: {_no_room(error)}", file=errors)
+            parallel.end(2)
         if parallel.size() == 1:
             raise
         if parallel.speaks():
             traceback.print_exc(file=errors)
         parallel.end(1)
+
+
+def _no_room(error: OSError) -> OutputError:
+    """Return what to say of a disk that was full or is read-only, wherever it was met."""
+    what = f"the disk takes no more ({os.strerror(error.errno or 0)})"
+    where = str(error.filename or "what was being written")
+    return OutputError(what, where=where, fix="make room, or choose another place, and run it again")
 
 
 __all__ = ["COMMANDS", "SHARED", "group", "main"]

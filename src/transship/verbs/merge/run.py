@@ -74,6 +74,8 @@ class Merge:
         """
         check_target(folder, force=force)
         if isinstance(self.plan, AdapterMerge):
+            if memory is not None:
+                self.check_memory(memory)
             return save_adapter(self.plan, folder, force) if parallel.is_main() else Path(folder)
         jobs, room = self.threads(jobs, memory)
         check_kinship(self.plan)
@@ -122,8 +124,7 @@ class Merge:
 
     def check_memory(self, limit: int) -> None:
         """Refuse a merge that may take more than `limit` bytes of memory."""
-        if isinstance(self.plan, MergePlan):
-            MemoryBudget(limit).require(self.plan.peak_memory, "the merge")
+        MemoryBudget(limit).require(self.plan.peak_memory, "the merge")
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a page that says what became of every tensor."""

@@ -20,6 +20,7 @@ from transship.checkpoints.names import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.terms import Factors, LowRank
 from transship.errors import CheckpointError, OptionError
+from transship.numerics import TORCH
 from transship.registry import method_class
 from transship.verbs.merge.methods._protocol import Floats, RecipeMethod
 from transship.verbs.merge.recipe.check import complain
@@ -78,6 +79,16 @@ class AdapterMerge:
             low_rank = LowRank(self.base.info(name).shape, _keeping(self.factors(name)), layout)
             terms[f"{self.modules[place][name][0]}.weight"] = ((1.0, low_rank),)
         return Update(terms, base=self.base, added=self.heads.get(head, {}) if head else {})
+
+    @property
+    def peak_memory(self) -> int:
+        """Return the most anonymous memory that the work takes, estimated from above.
+
+        All factors are held at once, as float32 and as they are written; cutting a rank takes a float64 copy.
+        Names are found in an empty model, with torch.
+        """
+        elements = sum(adapter.parameters for adapter in self.adapters.values())
+        return TORCH + elements * (4 + 4 + (8 if self.recipe.lora_rank is not None else 0))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain data."""
