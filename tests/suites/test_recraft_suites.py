@@ -18,7 +18,7 @@ def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: 
                     for case in cases
                     if (dict(case)["variant"], dict(case)["task"]) == (variant, task)
                 }
-                unaided = {"raw"} if own.get("raw", True) else set()
+                unaided = {"raw"}
                 assert {*unaided, "nft", "recraft", "fa"} <= parts
                 assert parts - {"raw", "fno"} <= set(TITLES)
 

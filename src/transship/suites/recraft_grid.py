@@ -237,7 +237,7 @@ suite = Suite(
         ),
         Table(
             title="Contributions (Table 7): Darcy flow, relative ℓ2",
-            rows=rows("nft", "fa", "recraft", backbone=BACKBONE, variant="all"),
+            rows=rows("nft", "fa", "recraft", "fa-warm", "rocket", backbone=BACKBONE, variant="all"),
             columns=(Column("darcy", cell("relative_l2", task="darcy"), digits=4),),
             paper=figures(_PAPER_7),
             paper_source="Table 7",

@@ -51,7 +51,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
     for variant, own in options["variants"].items():
         for task in own["tasks"]:
             operator = ["fno"] if task in FIELDS and own.get("operator") else []
-            parts = [("none", part) for part in [*(["raw"] if own.get("raw", True) else []), *operator]]
+            parts = [("none", part) for part in ["raw", *operator]]
             parts += [(name, part) for name, wanted in own["backbones"].items() for part in wanted]
             found += [
                 {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in parts
@@ -247,7 +247,7 @@ suite = Suite(
                         "test": 100,
                         "seeds": 2,
                         "operator": True,
-                        "backbones": {BACKBONE: ["nft", "recraft", "fa", "scratch", HYBRID]},
+                        "backbones": {BACKBONE: ["nft", "recraft", "fa", "fa-warm", "scratch", HYBRID]},
                         "settings": {**_SETTINGS, "epochs": 12},
                         "methods": _RECRAFT,
                         "longer": 1.5,
@@ -267,8 +267,7 @@ suite = Suite(
                         "rows": 200,
                         "test": 400,
                         "seeds": 1,
-                        "raw": False,
-                        "backbones": {SECOND: ["nft", "recraft", "fa"]},
+                        "backbones": {SECOND: ["nft", "recraft", "fa", "fa-warm"]},
                         "settings": _SETTINGS,
                         "methods": _RECRAFT,
                         "longer": 1.85,
@@ -278,7 +277,7 @@ suite = Suite(
                         "rows": None,
                         "test": 1000,
                         "seeds": 1,
-                        "backbones": {BACKBONE: ["nft", "recraft", "fa"]},
+                        "backbones": {BACKBONE: ["nft", "recraft", "fa", "fa-warm"]},
                         "settings": _SETTINGS,
                         "methods": _RECRAFT,
                         "longer": 1.3,
@@ -298,7 +297,6 @@ suite = Suite(
                             "tasks": list(tasks),
                             "rows": 300,
                             "test": 1000,
-                            "raw": variant != "second",
                             "backbones": {SECOND: list(CORE)} if variant == "second" else _FIRST,
                             "settings": {**_SETTINGS, "epochs": 15},
                             "methods": _RECRAFT,
@@ -344,7 +342,7 @@ suite = Suite(
         ),
         Table(
             title=f"Accuracy with few labelled rows, {SECOND}",
-            rows=rows(*CORE, backbone=SECOND),
+            rows=rows(*CORE, *RAW_NAMES, backbone=SECOND),
             columns=_accuracy("second", LOW),
         ),
         Table(
@@ -354,7 +352,7 @@ suite = Suite(
         ),
         Table(
             title="Contributions (Table 7): error with all rows, %",
-            rows=rows("nft", "fa", "recraft", backbone=BACKBONE, variant="all"),
+            rows=rows("nft", "fa", "recraft", "fa-warm", "rocket", backbone=BACKBONE, variant="all"),
             columns=tuple(Column(task, cell("error", task=task), percent=True, digits=2) for task in UCR),
             paper=figures(_PAPER_7),
             paper_source="Table 7, Satellite",
