@@ -209,3 +209,28 @@ def test_less_memory_than_suites_take_is_refused_with_the_least(folder: Path, tm
     assert bench(folder, "counting", "--quick", "--memory", "8GB").exit_code == 0
     unknown = bench(folder, "counting", "--scale", "paper", "--memory", "8GB")
     assert "nobody has measured what --scale paper takes" in str(unknown.exception)
+
+
+def test_a_long_suite_gets_a_process_per_core_and_a_short_one_none(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from transship.cli import bench as bench_command
+    from transship.suites.runner import bench as runner
+
+    monkeypatch.setattr(bench_command.os, "cpu_count", lambda: 4)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "absent-data").mkdir()
+    suites = runner.choose(("counting",), folder)
+    quick, full = (runner.prepare(suites, scale)[0] for scale in ("quick", "full"))
+    assert bench_command._side_by_side(quick, 100_000_000_000) == 1
+    assert bench_command._side_by_side(full, 100_000_000_000) == 4
+    assert bench_command._side_by_side(full, 13_000_000_000) == 2
+    assert bench_command._side_by_side(full, 7_000_000_000) == 1
+    assert bench_command._side_by_side(full, None) in (1, 2, 3, 4)
+    full.device = "cuda"
+    assert bench_command._side_by_side(full, 100_000_000_000) == 1
+
+
+def test_memory_counts_every_process_that_is_asked_for(folder: Path):
+    refused = bench(folder, "counting", "--quick", "--jobs", "2", "--memory", "8GB")
+    assert "a suite needs at least 12.8 GB and may take 8.0 GB" in str(refused.exception)

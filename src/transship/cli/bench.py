@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # the most that a process of a quick or full scale was seen to take is 4 GB (theseus-text), rounded up
 WORK = 6_000_000_000
+# minutes below which processes are not worth their start
+SHORT = 2
 
 
 @click.command("bench", epilog="Example: transship bench shared-geometry --quick")
@@ -38,7 +41,9 @@ WORK = 6_000_000_000
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes side by side."
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes side by side [default: one per core, as far as memory goes; one for short suites].",
 )
 @memory_option
 @click.option(
@@ -71,7 +76,7 @@ def command(
     scale: str | None,
     out: Path,
     seed: int,
-    jobs: int,
+    jobs: int | None,
     memory: str | None,
     device: str | None,
     changes: tuple[tuple[str, str], ...],
@@ -90,14 +95,15 @@ def command(
     $TRANSSHIP_CACHE/suites or ~/.cache/transship/suites.
     """
     from transship.errors import OptionError
-    from transship.numerics import MemoryBudget
+    from transship.numerics import TORCH, MemoryBudget
     from transship.suites.runner import bench
 
     if memory is not None and scale in ("large", "paper"):
         raise OptionError(
             f"nobody has measured what --scale {scale} takes", where="--memory", fix="leave --memory out"
         )
-    MemoryBudget.parse(memory).require(WORK, "a suite")
+    budget = MemoryBudget.parse(memory)
+    budget.require(WORK if jobs is None else jobs * (WORK + TORCH) - TORCH, "a suite")
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
     if so_far and fresh:
@@ -119,7 +125,7 @@ def command(
     folders = [bench.check_output(run, out, force=force) for run in runs]
     results = []
     for run, place in zip(runs, folders, strict=True):
-        result = run.result(so_far=True) if so_far else _watch(run, jobs)
+        result = run.result(so_far=True) if so_far else _watch(run, jobs or _side_by_side(run, budget.limit))
         results.append(result)
         written = bench.write_results(run.suite, result, place)
         _tell(result, written, as_json)
@@ -146,6 +152,16 @@ def _parsed(changes: tuple[tuple[str, str], ...]) -> dict[str, Any]:
         except ValueError:
             found[name] = text
     return found
+
+
+def _side_by_side(run: SuiteRun, limit: int | None) -> int:
+    """Return how many processes a suite gets that was given none: a core and memory for each."""
+    from transship.numerics import TORCH
+
+    if run.suite.scales[run.scale].minutes < SHORT or run.device != "cpu":
+        return 1
+    has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if limit is None else limit
+    return max(1, min(os.cpu_count() or 1, has // (WORK + TORCH)))
 
 
 def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
