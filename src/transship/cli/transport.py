@@ -55,6 +55,13 @@ if TYPE_CHECKING:
     "--test", default=None, metavar="DATA", help="Labelled rows to measure on; nothing is chosen on them."
 )
 @click.option(
+    "--warm-start",
+    default=0,
+    metavar="STEPS",
+    type=click.IntRange(0),
+    help="Fine-tune TARGET and OUT alike on the labels of DATA, and show both on --test along the way.",
+)
+@click.option(
     "--original",
     default=None,
     metavar="DATA",
@@ -189,7 +196,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     )
     check_target(out, force=given["force"], needs=target_bytes(work))
     check_request(work, method, keep)
-    examination = Examination.open(work, test, original, keep=keep)
+    examination = Examination.open(work, test, original, keep=keep, warm_steps=given["warm_start"])
     if not quiet:
         for line in plan_lines(work, method):
             click.echo(line, err=True)

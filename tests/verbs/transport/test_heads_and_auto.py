@@ -8,7 +8,7 @@ from transship.activations import load_model
 from transship.activations.readout import Readout
 from transship.errors import OptionError
 from transship.verbs.transport import Settings, Work, kinship, transport
-from transship.verbs.transport.evaluate import evaluate, warm_start, zero_shot
+from transship.verbs.transport.evaluate import evaluate, zero_shot
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.participants import Opening
 
@@ -237,20 +237,6 @@ def test_evaluation_measures_head_probe_reuse_and_the_old_domain(kit):
     assert found.original == 1.0
     assert found.reused_head == 1.0, "a rotation of features takes the twin to the source's head"
     assert found.probe > 1 / 5
-
-
-@pytest.mark.slow
-def test_a_warm_start_begins_where_the_transport_ends(kit):
-    source = kit.tiny_vit()
-    tuned = kit.nudge(source, size=0.5)
-    twin = kit.permuted_vit(source)
-    images = kit.pictures(200)
-    labels = kit.logits(tuned, images).argmax(1)
-    result = transport(source, tuned, twin, data=images, method="theseus", strength=1.0, batches=3)
-    curves = warm_start(result, (list(images), labels), (list(images[:100]), labels[:100]), steps=(0, 5))
-    assert curves.transported[0][2] > 0.95
-    assert curves.transported[0][2] > curves.target[0][2]
-    assert curves.transported[0][1] < curves.target[0][1]
 
 
 def test_a_clip_model_classifies_by_its_text_tower(kit):

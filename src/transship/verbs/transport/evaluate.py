@@ -1,11 +1,9 @@
-"""How good a transported fine-tune is: its own head, a probe, the source's head, a warm start, and the old
-domain.
+"""How good a transported fine-tune is: its own head, a probe, the source's head, and the old domain.
 
 Nothing here chooses anything: what is measured on test rows stays a measurement.
 """
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +12,16 @@ from torch import Tensor, nn
 
 from transship.activations import LoadedModel
 from transship.activations.readout import Readout
-from transship.errors import DataError, OptionError
+from transship.errors import OptionError
 from transship.geometry import Moments, procrustes, ridge
-from transship.verbs.transport.result import Result
 from transship.verbs.transport.zero_shot import ZeroShotClassifier, zero_shot, zero_shot_head
 
 __all__ = [
     "Evaluation",
-    "WarmStart",
     "ZeroShotClassifier",
     "evaluate",
     "probe",
     "reuse_head",
-    "warm_start",
     "zero_shot",
     "zero_shot_head",
 ]
@@ -100,82 +95,6 @@ def reuse_head(tuned: LoadedModel, known: Tensor, theirs: Tensor, features: Tens
     with torch.no_grad():
         made: Tensor = head(turn.apply(features.double()).to(next(head.parameters()).dtype))
     return made
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Fine-tuning curves: (step, loss, accuracy) from the target and from the transported start (Figure
-    2).
-    """
-
-    target: tuple[tuple[int, float, float], ...]
-    transported: tuple[tuple[int, float, float], ...]
-
-
-def warm_start(
-    result: Result,
-    train: tuple[Sequence[Any], Tensor],
-    test: tuple[Sequence[Any], Tensor],
-    *,
-    steps: Sequence[int] = (0, 10, 25, 50, 100),
-    rate: float = 3e-4,
-    batch_size: int = 32,
-    seed: int = 0,
-    trainable: Callable[[str], bool] = lambda name: True,
-) -> WarmStart:
-    """Fine-tune copies of the target and of the transported target alike, and measure at `steps`."""
-    curves = []
-    for module in (copy.deepcopy(result.target.model.model), result.model()):
-        loaded = _like(result.target.model, module)
-        curves.append(_curve(loaded, train, test, sorted(steps), rate, batch_size, seed, trainable))
-    return WarmStart(*curves)
-
-
-def _curve(
-    loaded: LoadedModel,
-    train: tuple[Sequence[Any], Tensor],
-    test: tuple[Sequence[Any], Tensor],
-    steps: Sequence[int],
-    rate: float,
-    batch_size: int,
-    seed: int,
-    trainable: Callable[[str], bool],
-) -> tuple[tuple[int, float, float], ...]:
-    readout, module = Readout(loaded), loaded.model
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(trainable(name))
-    optimiser = torch.optim.AdamW([one for one in module.parameters() if one.requires_grad], lr=rate)
-    generator = torch.Generator().manual_seed(seed)
-    points = []
-    for step in range(max(steps) + 1):
-        if step in steps:
-            outputs = readout.all(test[0]).outputs
-            if outputs is None:
-                raise DataError("it has no head to fine-tune", where=loaded.name, fix="give a headed target")
-            loss = float(nn.functional.cross_entropy(outputs, test[1]))
-            points.append((step, loss, _accuracy(outputs, test[1])))
-        rows = torch.randint(len(train[0]), (batch_size,), generator=generator).tolist()
-        with torch.enable_grad():
-            made = readout(loaded.preprocess([train[0][row] for row in rows])).outputs
-            assert made is not None
-            optimiser.zero_grad(set_to_none=True)
-            nn.functional.cross_entropy(made, train[1][rows]).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    return tuple(points)
-
-
-def _like(model: LoadedModel, module: nn.Module) -> LoadedModel:
-    return LoadedModel(
-        model.name,
-        module.eval(),
-        model.config,
-        model.tokenizer,
-        model.image_processor,
-        model.folder,
-        custom=model.custom,
-        max_length=model.max_length,
-        device=model.device,
-    )
 
 
 def probe(known: Tensor, labels: Tensor, features: Tensor, classes: int | None = None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transship.activations.readout import Reading, Readout, Task
 from transship.checkpoints.card import Input
@@ -27,6 +27,7 @@ from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.result import Result
 from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.warm import WarmStart, milestones, warm_start
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work
@@ -71,10 +72,17 @@ class Examination:
     test: Labelled | None = None
     original: Labelled | None = None
     keep: Any = None
+    warm_steps: int = 0
 
     @classmethod
-    def open(cls, work: "Work", test: Any, original: Any, *, keep: Any = None) -> "Examination":
+    def open(
+        cls, work: "Work", test: Any, original: Any, *, keep: Any = None, warm_steps: int = 0
+    ) -> "Examination":
         """Read the labels and refuse what could only fail after the long work."""
+        if warm_steps and test is None:
+            raise OptionError(
+                "fine-tuning curves are measured on test rows", where="--warm-start", fix="add --test DATA"
+            )
         if test is None and original is None:
             return cls()
         if work.task in ("tokens", "language"):
@@ -106,7 +114,9 @@ class Examination:
                     where=known.name,
                     fix="give data that TARGET's own head was trained for, or leave --original out",
                 )
-        return cls(found, known, keep)
+        if found is not None and warm_steps:
+            _check_warm(found, work)
+        return cls(found, known, keep, warm_steps)
 
     def measured(self, work: "Work", result: Result) -> Result:
         """Return the result with the table of the fine-tuned source, the untouched and the transported
@@ -132,9 +142,10 @@ class Examination:
             for name, one, head in zip(("untouched", "transported"), said, heads, strict=True):
                 row = self._row(f"target, {name}", work, one, "target")
                 rows.append(self._with_other_heads(row, one, theirs, tuned, head))
-        return dataclasses.replace(
-            result, measured=self._table(work, rows, result.head), inputs=[*result.inputs, *self._inputs()]
-        )
+        table = self._table(work, rows, result.head)
+        if self.warm_steps:
+            table = dataclasses.replace(table, warm=self._warmed(work, result, heads))
+        return dataclasses.replace(result, measured=table, inputs=[*result.inputs, *self._inputs()])
 
     def _count(self) -> int:
         return sum(len(one.inputs) for one in (self.test, self.original) if one is not None)
@@ -180,6 +191,36 @@ class Examination:
             original = _carried(head, said.original, self.original.tuned)
             row = dataclasses.replace(row, original_carried=original)
         return row
+
+    def _warmed(self, work: "Work", result: Result, carried: Sequence[CarriedHead | None]) -> WarmStart:
+        """Fine-tune both targets on the calibration labels: with their carried heads where there are such,
+        with the target's own where it has the classes, and otherwise with new ones.
+        """
+        test, draws, target = self.test, work.draws, Readout(work.target.model)
+        assert test is not None
+        assert draws.calibration_labels is not None
+        known = draws.calibration_labels, draws.label_names
+        heads: tuple[nn.Linear, nn.Linear] | None = None
+        labels, answers, head = as_outputs(*known, target, "target", partly=True), test.target, "its own head"
+        before, after = carried
+        if before is not None and after is not None:
+            labels, answers = as_outputs(*known, work.said, "fine-tune", partly=True), test.tuned
+            heads, head = (before.linear(), after.linear()), "a carried head"
+        if isinstance(labels, str) or isinstance(answers, str):
+            labels, answers, head = draws.calibration_labels, test.known, "a new head"
+            new = _new_head(target, draws.calibration, len(draws.label_names) or int(labels.max()) + 1)
+            heads = (new, new)
+        assert isinstance(answers, Tensor)
+        return warm_start(
+            result,
+            (draws.calibration, labels.long()),
+            (test.inputs, answers.long()),
+            heads=heads,
+            head=head,
+            steps=milestones(self.warm_steps),
+            batch_size=work.settings.batch_size,
+            seed=work.settings.seed,
+        )
 
     def _table(self, work: "Work", rows: Sequence[Row], head: CarriedHead | None) -> Measured:
         test, original = self.test, self.original
@@ -249,6 +290,31 @@ def _labelled(work: "Work", data: Any, option: str, used: Sequence[Sequence[Any]
         as_outputs(labels, names, target, "target", partly=True),
         len(dataset) - len(fresh),
     )
+
+
+def _check_warm(test: Labelled, work: "Work") -> None:
+    """Refuse fine-tunes that have nothing to learn from."""
+    labels = work.draws.calibration_labels
+    if labels is None or isinstance(test.known, str):
+        why = "no labels" if labels is None else "other labels than --test"
+        raise OptionError(
+            f"{work.draws.name} has {why} to fine-tune on",
+            where="--warm-start",
+            fix="give --data with the labels of --test",
+        )
+    if labels.dtype.is_floating_point:
+        raise OptionError(
+            "it is for classes, and the labels are values", where="--warm-start", fix="leave it out"
+        )
+
+
+def _new_head(target: Readout, inputs: Sequence[Any], classes: int) -> nn.Linear:
+    """Return a head of zeros on the target's features."""
+    width = target.all(inputs[:1]).features.shape[1]
+    head = nn.Linear(width, classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def _known(work: "Work", labels: Tensor, names: tuple[str, ...]) -> Tensor | str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from transship import parallel
 from transship.activations.readout import Readout, Task
@@ -48,6 +48,14 @@ class CarriedHead:
         """As a Linear holds it."""
         found = self.map.bias
         return torch.zeros(self.map.width_target) if found is None else found.float()
+
+    def linear(self) -> nn.Linear:
+        """Return it as a module."""
+        made = nn.Linear(self.weight.shape[1], self.weight.shape[0])
+        with torch.no_grad():
+            made.weight.copy_(self.weight)
+            made.bias.copy_(self.bias)
+        return made
 
 
 def require_carriable(task: Task) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from transship.verbs.transport.warm import WarmStart
+
 NOT_MEASURED = "not measured: give --original"
 
 
@@ -43,6 +45,7 @@ class Measured:
         original_rows: how many of its rows were measured on.
         probe_labels: how many labels the probe was fitted on.
         notes: what could not be measured, and what was left out.
+        warm: fine-tuning curves from both targets, where they were asked for.
     """
 
     rows: tuple[Row, ...]
@@ -53,6 +56,7 @@ class Measured:
     original_rows: int = 0
     probe_labels: int = 0
     notes: tuple[str, ...] = ()
+    warm: WarmStart | None = None
 
     def columns(self) -> dict[str, str]:
         """Return field of `Row` → title, for what was measured at all."""
@@ -94,6 +98,8 @@ class Measured:
                 f"  {'–' if value is None else format(value, '.4f'):>17s}" for value in values
             )
         yield from self.notes
+        if self.warm is not None:
+            yield from self.warm.lines()
 
     def metrics(self) -> dict[str, float]:
         """Return the figures by name, for a model card."""

@@ -91,7 +91,21 @@ def _measured(measured: Measured) -> list[Block]:
     columns: list[str | ReportColumn] = ["model"]
     columns += [ReportColumn(title, decimals=4) for title in titles.values()]
     rows: list[list[Any]] = [[row.model, *(getattr(row, name) for name in titles)] for row in measured.rows]
-    return [Table(columns, rows, measured.caption()), *(Text(note, "note") for note in measured.notes)]
+    blocks: list[Block] = [Table(columns, rows, measured.caption())]
+    blocks += [Text(note, "note") for note in measured.notes]
+    if measured.warm is not None:
+        curves = measured.warm.curves()
+        blocks.append(
+            lines(
+                [point.step for point in measured.warm.target],
+                {name: [point.accuracy for point in curve] for name, curve in curves.items()},
+                x_title="steps of fine-tuning",
+                y_title="accuracy on test rows",
+                caption=f"Fine-tunes on {measured.warm.labels} labels, the same batches for both; they begin "
+                f"with {measured.warm.head}.",
+            )
+        )
+    return blocks
 
 
 def _curve(result: Result) -> Block:

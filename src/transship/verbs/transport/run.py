@@ -28,6 +28,7 @@ def transport(
     keep: Any = None,
     test: Any = None,
     original: Any = None,
+    warm_start: int = 0,
     roles: Roles | str | dict[str, str] = "all",
     prepared: str | Path | None = None,
     device: str = "cpu",
@@ -53,6 +54,8 @@ def transport(
         test: labelled rows that nothing is chosen on; the result's `measured` then says how good the
             fine-tuned source, the untouched and the transported target are there.
         original: labelled rows of the target's own domain, measured with the target's own head beside them.
+        warm_start: fine-tune the untouched and the transported target on the labels of the calibration inputs
+            for so many steps, and measure both on the test rows along the way.
         roles: `all`, `paper`, or choices by role (`Roles`).
         prepared: a folder for the statistics; a killed run goes on there, and later runs reuse them.
         device: where models run.
@@ -77,7 +80,7 @@ def transport(
     if isinstance(method, str) and method != "auto":
         method = build_method("transport", method, options)
     check_request(work, method, keep)
-    examination = Examination.open(work, test, original, keep=keep)
+    examination = Examination.open(work, test, original, keep=keep, warm_steps=warm_start)
     return examination.measured(work, work.run(method, keep=keep))
 
 
