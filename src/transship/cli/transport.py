@@ -257,9 +257,8 @@ def _print(result: Result, out: Path, report: Path | None) -> None:
     score = f", {result.choice.by} {result.choice.score:.4f}" if result.choice.curve else ""
     moved = result.moved
     kept = f", norm kept {moved.norm_after / moved.norm_before:.3f}" if moved.norm_before else ""
-    click.echo(
-        f"{result.method} at strength {result.strength:g}{score}; {len(moved.dense)} tensors moved{kept}"
-    )
+    what = f"{len(moved.dense)} tensors moved{kept}" if result.strength else "the target's body is untouched"
+    click.echo(f"{result.method} at strength {result.strength:g}{score}; {what}")
     if moved.left:
         click.echo(f"{len(moved.left)} tensors were not moved:")
         for left in moved.left[:20]:

@@ -74,6 +74,7 @@ def test_a_twin_is_measured_with_every_head_and_on_what_it_forgets(twins, kit):
     assert result.measured.metric == "accuracy"
     assert {"test", "original"} <= {one.role for one in result.inputs}
     assert result.at(2.0).measured is None, "another strength was not measured"
+    assert result.at(2.0).metrics == {}
 
 
 def test_a_carried_head_is_measured_beside_the_targets_own_and_one_on_the_untouched_target(twins, kit):

@@ -55,7 +55,11 @@ def _key_figures(result: Result) -> KeyFigures:
     figures = [
         KeyFigure("method", result.method),
         KeyFigure("strength", result.strength, _how(result)),
-        KeyFigure("tensors moved", len(moved.dense), f"{len(moved.left)} listed as not moved"),
+        KeyFigure(
+            "tensors moved",
+            len(moved.dense) if result.strength else 0,
+            f"{len(moved.left)} listed as not moved" if result.strength else "strength 0 adds nothing",
+        ),
         KeyFigure("norm kept", kept, "‖τ_B‖ / ‖τ_A‖ over all moved tensors"),
     ]
     if residuals:

@@ -82,8 +82,8 @@ class Result:
         """Return the same transport at another strength; nothing is collected anew. A carried head stays as
         it is; what was measured at this strength is not said of another.
         """
-        choice = dataclasses.replace(self.choice, strength=float(strength), by="given")
-        return dataclasses.replace(self, choice=choice, measured=None)
+        choice = Choice(float(strength), (), "given")
+        return dataclasses.replace(self, choice=choice, metrics={}, measured=None)
 
     def model(self) -> nn.Module:
         """Return a copy of the target with the update added and the head in place."""
