@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from transship.activations import LoadedModel, load_model
+from transship.activations import CollectedMoments, LoadedModel, load_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 VISION = {"image_size": 16, "patch_size": 4, **SMALL}
@@ -109,3 +109,19 @@ def pictures() -> Callable[[int], list[Any]]:
         return list(torch.rand(4, 3, size, size, generator=torch.Generator().manual_seed(1)).numpy())
 
     return draw
+
+
+@pytest.fixture
+def assert_same() -> Callable[[CollectedMoments, CollectedMoments, float], None]:
+    """A check that two collections hold the same Moments of the same entries."""
+
+    def check(a: CollectedMoments, b: CollectedMoments, tolerance: float) -> None:
+        assert a.entries == b.entries
+        for name, moments in a.kept.items():
+            assert moments.count == b.kept[name].count
+            for part in ("sum_a", "sum_b", "square_a", "square_b", *moments.parts):
+                torch.testing.assert_close(
+                    getattr(moments, part), getattr(b.kept[name], part), rtol=tolerance, atol=tolerance
+                )
+
+    return check
