@@ -9,6 +9,7 @@ from torch import Tensor
 from transship.errors import MatchError, OptionError
 from transship.geometry import Moments
 from transship.registry import build_method, describe, method_names
+from transship.verbs.transport import transport
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.methods.gradfix import Gradfix
 from transship.verbs.transport.methods.gradient import Gradient
@@ -362,3 +363,27 @@ def test_missing_moments_are_named():
     pair = LayerPair("text.2.mlp.in", (5, 6))
     with pytest.raises(MatchError, match=r"text\.2\.mlp\.in: there are no Moments of its inputs"):
         Theseus().transport(gaussian(3, 4), pair)
+
+
+@pytest.mark.parametrize("vote", ["mean", "max"])
+def test_gradfix_masks_by_the_targets_own_gradients_against_the_fine_tuned_source(kit, vote: str):
+    source, target = kit.tiny_vit(), kit.tiny_vit(seed=4)
+    tuned, images = kit.nudge(source, size=0.3), torch.from_numpy(kit.pictures(64))
+    wanted = kit.logits(tuned, images.numpy()).argmax(1)
+    work = (source, tuned, target)
+    given = {"data": images, "method": "gradfix", "options": {"vote": vote}, "strength": 1.0, "batches": 2}
+    moved = transport(*work, **given).moved.dense
+    linear = {
+        name: one for name, one in target.named_parameters() if name.endswith(("proj.weight", ".fc1.weight"))
+    }
+    assert len(linear) == 10
+    descent = {name: torch.zeros_like(one) for name, one in linear.items()}
+    for rows in [slice(0, 64)] if vote == "mean" else [slice(row, row + 1) for row in range(64)]:
+        loss = torch.nn.functional.cross_entropy(target(images[rows]).logits, wanted[rows], reduction="sum")
+        for name, part in zip(linear, torch.autograd.grad(loss, list(linear.values())), strict=True):
+            descent[name] -= part if vote == "mean" else part.sign()
+    for name, down in descent.items():
+        update = (tuned.get_parameter(name) - source.get_parameter(name)).detach()
+        expected = torch.where(update * down > 0, update, torch.zeros_like(update))
+        # a gradient of rounding size may have either sign
+        assert float((moved[name] != expected).double().mean()) < 0.01, name

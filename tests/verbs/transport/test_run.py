@@ -3,6 +3,9 @@ strength 0.
 """
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +72,64 @@ def test_the_norm_is_kept_towards_a_wider_target(kit):
     for layer in weights:
         assert layer.rank_in[0] == layer.rank_in[1]
         assert layer.kept == pytest.approx(1.0, abs=1e-6)
+
+
+def test_towards_a_narrower_target_every_layer_says_what_it_keeps(kit):
+    source, target = kit.tiny_vit(48), kit.tiny_vit(32, seed=4)
+    tuned = kit.nudge(source)
+    result = transport(source, tuned, target, data=kit.pictures(128), method="theseus", strength=1.0)
+    weights = {layer.tensor: layer for layer in result.moved.layers if layer.rank_in is not None}
+    assert len(weights) == 12
+    before, after = dict(source.named_parameters()), dict(tuned.named_parameters())
+    for name, layer in weights.items():
+        change = (after[name] - before[name]).detach()
+        wanted = float(result.moved.dense[name].norm() / change.norm())
+        assert 0.2 < layer.kept < 0.99
+        assert layer.kept == pytest.approx(wanted, rel=1e-4)
+        assert (
+            layer.rank_in[0]
+            == layer.rank_in[1]
+            == min(before[name].shape[1], target.get_parameter(name).shape[1])
+        )
+        assert layer.kept**2 <= layer.energy_in < 1.0
+    told = {one["tensor"]: one["kept"] for one in result.summary()["layers"]}
+    assert all(told[name] == layer.kept for name, layer in weights.items())
+
+
+def test_norm_gains_move_as_a_vector_as_a_diagonal_or_not_at_all(kit):
+    source, target = kit.tiny_vit(32), kit.tiny_vit(48, seed=4)
+    tuned, name = kit.nudge(source), "vit.layers.0.layernorm_before.weight"
+    change = (tuned.get_parameter(name) - source.get_parameter(name)).detach()
+    given = {"data": kit.pictures(256), "method": "theseus", "strength": 1.0, "batches": 8}
+    found = {
+        choice: transport(source, tuned, target, roles={"norms": choice}, **given).moved
+        for choice in ("vector", "diagonal", "keep")
+    }
+    vector, diagonal = (found[choice].dense[name] for choice in ("vector", "diagonal"))
+    # rows of T are orthonormal: Tᵀδγ keeps the length, (T ∘ T)ᵀδγ the sum
+    assert float(vector.norm()) == pytest.approx(float(change.norm()), rel=1e-5)
+    assert float(diagonal.sum()) == pytest.approx(float(change.sum()), rel=1e-4)
+    assert not torch.allclose(vector, diagonal, atol=1e-4)
+    assert name not in found["keep"].dense
+    assert "norms are kept (roles)" in {one.reason for one in found["keep"].left if one.tensor == name}
+
+
+def test_shots_are_labelled_rows_per_class_of_the_training_part_alone():
+    from transship.data import wrap
+    from transship.verbs.transport.calibrate import draw
+
+    rows, labels = np.arange(300.0).reshape(300, 1), np.arange(300) % 5
+    parts = np.repeat(["train", "validation", "test"], 100)
+    data = wrap(rows, labels, kind="array", splits=list(parts))
+    made = draw(data, shots=3, seed=1)
+    chosen = np.concatenate(list(made.calibration)).astype(int)
+    assert np.bincount(labels[chosen]).tolist() == [3] * 5
+    assert made.calibration_labels.tolist() == labels[chosen].tolist()
+    for drawn in (made.calibration, made.head, made.held_out):
+        assert set(parts[np.concatenate(list(drawn)).astype(int)]) == {"train"}
+    assert set(parts[np.concatenate(list(made.validation)).astype(int)]) == {"validation"}
+    again, other = (np.concatenate(list(draw(data, shots=3, seed=seed).calibration)) for seed in (1, 2))
+    assert again.tolist() == chosen.tolist() != other.tolist()
 
 
 def test_another_depth_moves_interpolated_updates_through_interpolated_moments(kit):
@@ -205,6 +266,64 @@ def test_a_killed_run_goes_on_where_it_stopped(kit, tmp_path, monkeypatch):
     assert len(calls) == 4, "the first half was saved"
     for name, moved in whole.moved.dense.items():
         assert torch.equal(moved, resumed.moved.dense[name])
+
+
+# A command that ends as `kill -9` ends it, before the sixth batch of a stage.
+KILLED = """
+import os, signal, sys
+from transship.activations.step import Stepper
+from transship.cli.transport import command
+from transship.verbs.transport.gradients import GradientStep
+stage = {"activations": Stepper, "gradients": GradientStep}[sys.argv.pop(1)]
+step, calls = stage.step, []
+def dying(*given):
+    if len(calls) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(given)
+    step(*given)
+stage.step = dying
+command()
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_twice_reuses_what_it_saved(kit, tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    from transship.activations.step import Stepper
+    from transship.cli.transport import command
+    from transship.verbs.transport.gradients import GradientStep
+
+    source = kit.tiny_vit()
+    models = {"a": source, "tuned": kit.nudge(source), "b": kit.tiny_vit(48, seed=4)}
+    for name, model in models.items():
+        model.save_pretrained(tmp_path / name)
+    np.save(tmp_path / "images.npy", kit.pictures(256))
+    given = ["--data", str(tmp_path / "images.npy"), "--method", "gradient", "--batches", "8"]
+    monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "cache"))
+
+    def arguments(out: str) -> list[str]:
+        return [*(str(tmp_path / name) for name in (*models, out)), *given, "--strength", "1"]
+
+    for stage in ("activations", "gradients"):
+        killed = [sys.executable, "-c", KILLED, stage, *arguments("out")]
+        assert subprocess.run(killed, capture_output=True, check=False).returncode == -signal.SIGKILL
+        assert not (tmp_path / "out").exists()
+    calls: dict[type, int] = {Stepper: 0, GradientStep: 0}
+    for stage, step in ((Stepper, Stepper.step), (GradientStep, GradientStep.step)):
+
+        def counted(self, *rest, stage=stage, step=step):
+            calls[stage] += 1
+            return step(self, *rest)
+
+        monkeypatch.setattr(stage, "step", counted)
+    assert CliRunner().invoke(command, arguments("out")).exit_code == 0
+    assert calls == {Stepper: 0, GradientStep: 4}, "four of eight batches of gradients were saved"
+    assert not list((tmp_path / "cache" / "transport").iterdir()), "nobody needs them any more"
+    assert CliRunner().invoke(command, arguments("whole")).exit_code == 0
+    assert calls == {Stepper: 8, GradientStep: 12}
+    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
+    assert made[0] == made[1]
 
 
 def test_wrong_pairs_are_named(kit):

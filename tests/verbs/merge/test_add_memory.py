@@ -1,0 +1,63 @@
+"""All of `merge add` (reading the fusion, the step, writing it) with twenty tasks, by several methods."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MB = 1_000_000
+
+TWENTY = """
+import json, sys, torch, transformers
+from pathlib import Path
+from transship.verbs.merge.fusion import Fusion
+from transship.verbs.merge.fusion.measure import PeakMemory
+transformers.logging.set_verbosity_error()
+place, method, options, heads = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4].split()
+torch.manual_seed(0)
+sides = dict(hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2)
+config = dict(image_size=16, patch_size=8, **sides)
+base = transformers.ViTModel(transformers.ViTConfig(**config))
+base.save_pretrained(place / "base")
+Fusion(place / "base", method, options=options, heads=heads, keep_inputs=16).save(place / "out")
+for number in range(20):
+    tuned = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=3, **config))
+    tuned.vit.load_state_dict(base.state_dict(), strict=False)
+    with torch.no_grad():
+        for tensor in tuned.parameters():
+            tensor.add_(torch.randn_like(tensor) * 0.002)
+    tuned.save_pretrained(place / f"task-{number}")
+    del tuned
+    inputs = torch.randn(16, 3, 16, 16).numpy()
+    with PeakMemory() as reading:
+        fusion = Fusion.load(place / "out")
+    fusion.add(place / f"task-{number}", inputs, labels=[0, 1] * 8, test=(inputs, [0] * 16))
+    with PeakMemory() as writing:
+        fusion.save(place / "out", force=True)
+    print(max(reading.peak, fusion.history[-1].memory, writing.peak), flush=True)
+    del fusion
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options", "heads"),
+    [
+        ("otmf", {"iterations": 2, "batch_size": 8}, "tuned carried-polished"),
+        ("regmean", {}, "carried carried-once"),
+    ],
+)
+def test_the_memory_of_the_whole_command_does_not_grow_with_twenty_tasks(
+    method: str, options: dict[str, int], heads: str, tmp_path: Path
+):
+    arguments = [str(tmp_path), method, json.dumps(options), heads]
+    found = subprocess.run(
+        [sys.executable, "-c", TWENTY, *arguments], capture_output=True, text=True, check=True
+    )
+    peaks = [int(line) for line in found.stdout.split()]
+    assert len(peaks) == 20
+    # a model that stayed would be 1.2 MB each, 14 MB in all
+    assert statistics.median(peaks[15:]) - statistics.median(peaks[3:8]) < 4 * MB, peaks
