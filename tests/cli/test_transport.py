@@ -114,6 +114,11 @@ def test_an_existing_target_is_never_replaced_without_force(folders):
         (["--path-steps", "0", "--method", "theseus"], "0 path steps"),
         (["-o", "centre", "yes"], "auto chooses the method"),
         (["--method", "theseus", "--keep", "KEPT"], "only a carried head keeps"),
+        (["--method", "identity"], "choose theseus"),
+        (["--method", "gradient", "-o", "blend", "2"], "blend is 2; choose from 0 to 1"),
+        (["--method", "theseus", "--strength", "nan"], "the strength is nan"),
+        (["--method", "theseus", "--strength", "inf"], "the strength is inf"),
+        (["--method", "theseus", "--tokens-per-input", "-3"], "-3 tokens per input"),
     ],
 )
 def test_mistakes_are_one_sentence_before_any_work(folders, arguments, sentence):
@@ -138,8 +143,9 @@ def test_auto_prints_its_table_with_baselines_and_says_why(folders):
     lines = done.stdout.splitlines()
     assert "share no coordinates" in lines[0]
     assert "was taken: it agrees with the fine-tuned source" in lines[1]
-    assert lines[2].split() == ["method", "strength", "agreement", "validation"]
-    rows = {line[:28].strip(): line[28:].split() for line in lines[3:9]}
+    assert lines[2].startswith("agreement with the fine-tuned source on 45 inputs that no map or head")
+    assert lines[3].split() == ["method", "strength", "agreement", "validation"]
+    rows = {line[:28].strip(): line[28:].split() for line in lines[4:10]}
     assert {"untouched target", "theseus", "gradient", "carry, body theseus", "carry, body gradient"} <= set(
         rows
     )

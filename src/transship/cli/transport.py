@@ -194,7 +194,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         prepared=given["prepared"] or default_prepared(),
         progress=None if quiet else _Progress(),
     )
-    check_target(out, force=given["force"], needs=target_bytes(work))
+    check_target(out, force=given["force"], needs=target_bytes(work, method))
     check_request(work, method, keep)
     examination = Examination.open(work, test, original, keep=keep, warm_steps=given["warm_start"])
     if not quiet:
@@ -250,6 +250,7 @@ def _print(result: Result, out: Path, report: Path | None) -> None:
     for note in result.notes:
         click.echo(note)
     if result.candidates:
+        click.echo(f"agreement with the fine-tuned source on {result.compared_on}")
         click.echo(f"{'method':28s} {'strength':>8s} {'agreement':>10s} {'validation':>10s}")
         for one in result.candidates:
             validation = "" if one.validation is None else f"{one.validation:.4f}"

@@ -124,6 +124,48 @@ def test_identity_moves_an_update_to_the_near_copies_of_its_blocks(kit):
     assert any("layers.1." in name for name in spread.moved.dense), "a depth that is asked for is obeyed"
 
 
+@pytest.mark.parametrize("method", ["identity", "carry"])
+def test_path_steps_move_between_the_same_blocks_as_one_step(kit, method):
+    source = kit.tiny_vit()
+    tuned, deep = kit.nudge(source, size=0.3), grown(source, kit)
+    options = {"body": "identity"} if method == "carry" else {}
+    given = {"data": kit.pictures(64), "method": method, "options": options, "strength": 1.0, "batches": 1}
+    one, two = (transport(source, tuned, deep, path_steps=steps, **given).moved.dense for steps in (1, 2))
+    assert set(one) == set(two)
+    for name, change in one.items():
+        torch.testing.assert_close(two[name], change, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "read"),
+    [
+        ("gradfix", {"vote": "max"}, {"vote": "max"}),
+        ("transfusion", {"residual": "segments", "sweeps": 3}, {"residual": "segments", "sweeps": 3}),
+    ],
+)
+def test_every_part_of_a_path_is_prepared_with_the_methods_own_options(
+    kit, monkeypatch, method, options, read
+):
+    from transship.verbs.transport import prepare
+
+    seen: list[dict] = []
+
+    def spying(name, found):
+        def spy(*given, **named):
+            seen.append({key: named.get(key) for key in read})
+            return found(*given, **named)
+
+        monkeypatch.setattr(prepare, name, spy)
+
+    spying("weight_descent", prepare.weight_descent)
+    spying("match_units", prepare.match_units)
+    source = kit.tiny_vit()
+    models = source, kit.nudge(source), kit.tiny_vit(seed=4)
+    given = {"data": kit.pictures(32), "strength": 1.0, "batches": 1, "path_steps": 3}
+    transport(*models, method=method, options=options, **given)
+    assert seen == [read] * 3
+
+
 def test_blocks_without_a_near_copy_are_listed(kit):
     source = kit.tiny_vit(32, 4)
     target = kit.tiny_vit(32, 2, seed=4)

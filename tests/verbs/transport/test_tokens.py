@@ -132,8 +132,16 @@ def test_a_tagger_does_not_fit_a_head_that_reads_whole_texts(kit, tmp_path):
     source, target = bert("Model", 32, kit, seed=1), bert("ForSequenceClassification", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForTokenClassification", 32, kit, seed=2), kit)
     folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned), ("b", target))]
-    with pytest.raises(OptionError, match="one vector per input"):
-        transport(*folders, data=sentences(64), method="carry", batches=1, strength=1.0)
+
+    def refuse(what, done, total):
+        raise AssertionError(f"{what}: it was refused too late")
+
+    given = {"data": sentences(64), "batches": 1}
+    for method, strength in (("carry", 1.0), ("gradient", 1.0), ("auto", 1.0), ("theseus", "auto")):
+        with pytest.raises(OptionError, match="one vector per input"):
+            transport(*folders, method=method, strength=strength, progress=refuse, **given)
+    # weights alone need no token to be read
+    assert transport(*folders, method="theseus", strength=1.0, **given).moved.dense
 
 
 def test_values_are_carried_to_a_bare_encoder_by_the_dense_ridge_over_pooled_states(kit, tmp_path):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PRETRAIN_ROWS, TUNE_ROWS, CALIBRATION_ROWS = 20000, 10000, 4000
 VALIDATION_ROWS, TEST_ROWS, CLEAN_ROWS = 250, 1000, 500
-GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 # part → (source, target) as (width, blocks, patch); copies of one shape differ in their seeds
 PARTS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
     "wider": ((64, 4, 7), (96, 4, 7)),
@@ -87,16 +87,13 @@ class Bench:
     # -- measuring -----------------------------------------------------------------------------------------
 
     def bounds(self) -> Iterator[Measurement]:
-        """The untouched target, the fine-tuned source and, where a table shows it, the target's own
-        fine-tune.
-        """
+        """The untouched target, the fine-tuned source and the target's own fine-tune."""
         from transship.suites.small_vision import accuracy
 
         self.zero, self.best = accuracy(self.target, self.test), accuracy(self.tuned, self.test)
         yield self._row(self.target, "target zero-shot")
         yield self._row(self.tuned, "source fine-tuned")
-        if self.context.case["part"] in ("wider", "narrower", "same"):
-            yield self._row(self._tuned(self.shapes[1], self.target, self.copies[1]), "target fine-tuned")
+        yield self._row(self._tuned(self.shapes[1], self.target, self.copies[1]), "target fine-tuned")
 
     def _row(self, model: nn.Module, method: str, **more: Any) -> Measurement:
         from transship.suites.small_vision import accuracy
@@ -150,18 +147,31 @@ class Bench:
         work = self.work(batches=10)
         for name in ("theseus", *BASELINES):
             yield self.moved(work, name, name, batches=10)
+        yield self.moved(work, "random", "random", batches=10)
+        yield from self._ours(work)
+
+    def narrower(self) -> Iterator[Measurement]:
+        """Tables 7 and 8: the reverse direction, at B = 10 and by the number and kind of inputs."""
+        work = self.work(batches=10)
+        for name in ("theseus", *BASELINES):
+            yield self.moved(work, name, name, batches=10)
+        yield from self._ours(work)
+        for batches in self.options["batches"]:
+            if batches != 10:
+                yield self.moved(self.work(batches=batches), "theseus", "theseus", batches=batches)
+        yield from self._by_shots("theseus")
+
+    def _ours(self, work: Any) -> Iterator[Measurement]:
         yield self.moved(work, "gradient", "gradient", {"blend": 1.0}, batches=10)
         yield self.moved(work, "gradient blend", "gradient", batches=10)
         yield from self._carried(work)
         yield from self._path(work)
 
-    def narrower(self) -> Iterator[Measurement]:
-        """Tables 7 and 8: the reverse direction."""
-        work = self.work(batches=10)
-        for name in ("theseus", *BASELINES):
-            yield self.moved(work, name, name, batches=10)
-        yield self.moved(work, "gradient blend", "gradient", batches=10)
-        yield from self._carried(work)
+    def _by_shots(self, *methods: str) -> Iterator[Measurement]:
+        for shots in self.options["shots"]:
+            work = self.work(shots=shots)
+            for name in methods:
+                yield self.moved(work, name, name, shots=shots)
 
     def _carried(self, work: Any) -> Iterator[Measurement]:
         for title, body in (
@@ -195,10 +205,8 @@ class Bench:
             work = self.work(batches=batches)
             yield self.moved(work, "theseus", "theseus", batches=batches)
             yield self.moved(work, "pinv", "pinv", batches=batches)
-        for shots in self.options["shots"]:
-            yield self.moved(self.work(shots=shots), "theseus", "theseus", shots=shots)
+        yield from self._by_shots("theseus")
         work = self.work(batches=10)
-        yield self.moved(work, "random", "random", batches=10)
         per_side = {"form": "per-side"}
         yield self.moved(work, "pinv-tikhonov per side", "pinv-tikhonov", per_side, batches=10)
         free = self.work(batches=10, validation=False)
@@ -226,6 +234,7 @@ class Bench:
             ("gradient blend", "gradient", {}),
         ):
             yield self.moved(work, title, name, options, batches=10)
+        yield from self._by_shots("gradfix", "theseus")
 
     def deeper(self) -> Iterator[Measurement]:
         """Table 4: other depth and width."""
@@ -237,7 +246,7 @@ class Bench:
     def finer(self) -> Iterator[Measurement]:
         """Table 5: another patch grid."""
         for align in ("mean", "linear", "grid"):
-            for batches in (1, 5):
+            for batches in (1, 2, 5):
                 yield self.moved(
                     self.work(batches=batches, align=align),
                     "theseus",

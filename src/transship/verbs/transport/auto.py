@@ -1,12 +1,12 @@
 """Which method to take, found without labels: agreement with the fine-tuned source on inputs that no map has
-seen.
+seen, where the data has enough of them.
 """
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from transship import parallel
-from transship.activations.readout import Readout, Task
+from transship.activations.readout import Readout
 from transship.errors import MatchError, OptionError
 from transship.registry import build_method
 from transship.verbs.transport.heads import CarriedHead
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 # A head that replaces the target's own must be worth what it costs elsewhere.
 CARRY_MARGIN = 0.02
+_FITTED = (
+    "methods were compared on {} of the inputs that maps were fitted on, because too few were left over: "
+    "more rows in DATA, or fewer --batches, leave some"
+)
+_Tried = tuple[Candidate, TransportMethod, Moved, Choice]
 
 
 def choose_method(work: "Work", keep: Any) -> Result:
@@ -36,35 +41,62 @@ def choose_method(work: "Work", keep: Any) -> Result:
         method = build_method("transport", "theseus")
         moved, choice = work.move_and_choose(method)
         note = "theseus was taken: two vocabularies are not compared, so methods cannot be told apart"
-        return work.result(method, moved, choice, None, notes=[note])
+        return work.result(method, moved, choice, None, notes=[note, *_unkept(keep)])
     found = work.kinship()
-    tried: list[tuple[Candidate, TransportMethod, Moved, Choice]] = []
-    for name in _bodies(found):
+    tried, left_out = _try_all(work, _bodies(found))
+    candidate, method, moved, choice = _best(tried)
+    head: CarriedHead | None = work.head(method, moved, choice, keep) if isinstance(method, Carry) else None
+    listed = [one[0] for one in tried]
+    notes = [found.sentence(), _explanation(candidate, listed, work), *left_out]
+    if work.draws.held_out_fitted:
+        notes.append(_FITTED.format(len(work.draws.held_out)))
+    if head is None:
+        notes += _unkept(keep)
+    baselines = _baselines(work, method, choice, _heads(work, task)[0])
+    result = work.result(method, moved, choice, head, [*baselines, *listed], notes)
+    which = "calibration" if work.draws.held_out_fitted else "held-out"
+    metrics = {**result.metrics, f"agreement on {which} inputs": candidate.agreement}
+    return dataclasses.replace(result, metrics=metrics, compared_on=_compared_on(work))
+
+
+def _try_all(work: "Work", bodies: list[str]) -> tuple[list[_Tried], list[str]]:
+    """Return what every method gives, and a sentence for each that gives nothing."""
+    tried: list[_Tried] = []
+    left_out = []
+    for name in bodies:
         kept: dict[str, Moved] = {}
-        for carried in _heads(work, task):
+        for carried in _heads(work, work.task):
             used: TransportMethod = build_method("transport", name)
             if carried:
                 used = Carry(body=name)  # type: ignore[arg-type]
+            label = f"carry, body {name}" if carried else name
             try:
                 moved, choice = _moved(work, used, kept)
-            except (MatchError, OptionError):
+            except (MatchError, OptionError) as error:
+                left_out.append(f"'{label}' was left out: {error}")
                 continue
             if not moved.dense:
+                left_out.append(f"'{label}' was left out: it moves nothing between these models")
                 continue
             agreement = _held_out(work, moved, choice, carried)
             validation = choice.score if choice.by == "validation" else None
-            label = f"carry, body {name}" if carried else name
             tried.append((Candidate(label, choice.strength, agreement, validation), used, moved, choice))
-    best = _best(tried)
-    candidate, method, moved, choice = best
-    head: CarriedHead | None = work.head(method, moved, choice, keep) if isinstance(method, Carry) else None
-    listed = [one[0] for one in tried]
-    notes = [found.sentence(), _explanation(candidate, listed, task)]
-    baselines = _baselines(work, method, choice, _heads(work, task)[0])
-    result = work.result(method, moved, choice, head, [*baselines, *listed], notes)
-    return dataclasses.replace(
-        result, metrics={**result.metrics, "agreement on held-out inputs": candidate.agreement}
-    )
+    return tried, left_out
+
+
+def _unkept(keep: Any) -> list[str]:
+    """Say that inputs to keep were of no use to a method that carries no head."""
+    if keep is None:
+        return []
+    return ["--keep was not used: the method that was taken leaves the target's own head in place"]
+
+
+def _compared_on(work: "Work") -> str:
+    """Say which inputs methods were compared on."""
+    count = len(work.draws.held_out)
+    if work.draws.held_out_fitted:
+        return f"{count} of the inputs that maps were fitted on: too few were left over"
+    return f"{count} inputs that no map or head was fitted on"
 
 
 def _moved(work: "Work", method: TransportMethod, kept: dict[str, Moved]) -> tuple[Moved, Choice]:
@@ -94,7 +126,9 @@ def _heads(work: "Work", task: str) -> list[bool]:
 
 
 def _held_out(work: "Work", moved: Moved, choice: Choice, carried: bool) -> float:
-    """Agreement with the fine-tuned source on inputs that neither maps nor heads were fitted on."""
+    """Agreement with the fine-tuned source on the held-out inputs: neither maps nor heads were fitted on
+    them, where enough rows were left over.
+    """
     judge = _held_out_judge(work, work.own_head() and not carried)
     with shifted(work.target.model.model, moved.dense, choice.strength):
         return parallel.agreed(judge.score())
@@ -129,9 +163,7 @@ def _baselines(
     return rows
 
 
-def _best(
-    tried: list[tuple[Candidate, TransportMethod, Moved, Choice]],
-) -> tuple[Candidate, TransportMethod, Moved, Choice]:
+def _best(tried: list[_Tried]) -> _Tried:
     if not tried:
         raise MatchError(
             "no method can move anything between these models",
@@ -150,15 +182,16 @@ def _best(
     return best_headed if worth else best_plain
 
 
-def _explanation(best: Candidate, tried: list[Candidate], task: Task) -> str:
+def _explanation(best: Candidate, tried: list[Candidate], work: "Work") -> str:
+    task, which = work.task, "calibration" if work.draws.held_out_fitted else "new"
     others = [one for one in tried if one is not best]
     second = max(others, key=lambda one: one.agreement, default=None)
     if task in ("values", "features"):
         what = "its outputs rank" if task == "values" else "its similarities rank"
-        text = f"{what} new inputs like the fine-tuned source's, correlation {best.agreement:.3f}"
+        text = f"{what} {which} inputs like the fine-tuned source's, correlation {best.agreement:.3f}"
         beside = "" if second is None else f"; '{second.method}' has {second.agreement:.3f}"
     else:
         kind = "inputs" if task == "classes" else "inputs' tokens"
-        text = f"it agrees with the fine-tuned source on {100 * best.agreement:.1f} % of new {kind}"
+        text = f"it agrees with the fine-tuned source on {100 * best.agreement:.1f} % of {which} {kind}"
         beside = "" if second is None else f", '{second.method}' on {100 * second.agreement:.1f} %"
     return f"'{best.method}' was taken: {text}{beside}"

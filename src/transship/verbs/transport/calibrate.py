@@ -16,6 +16,8 @@ from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
 
 MOST_VALIDATION = 400
+# fewer tell methods apart no better than chance
+LEAST_HELD_OUT = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,8 @@ class Draws:
         calibration_labels: of the calibration inputs, where the data has labels.
         name: of the data.
         fingerprint: of the data.
+        held_out_fitted: whether the held-out inputs are calibration inputs after all, because too few rows
+            were left over.
     """
 
     calibration: Sequence[Any]
@@ -42,6 +46,7 @@ class Draws:
     label_names: tuple[str, ...]
     name: str
     fingerprint: str
+    held_out_fitted: bool = False
 
 
 def as_dataset(data: Any) -> Dataset:
@@ -95,7 +100,8 @@ def draw(
         validation = validation.take(MOST_VALIDATION, seed=seed)
     size = min(max(64, count), len(left) // 3)
     held, left = left[:size], left[size:]
-    if len(held) < 16:
+    fitted = len(held) < LEAST_HELD_OUT
+    if fitted:
         held = rows[: max(1, len(rows) // 4)]
     more = left[: max(0, head_inputs - len(rows))]
     calibration = train.subset(rows)
@@ -109,6 +115,7 @@ def draw(
         dataset.label_names,
         dataset.name,
         dataset.fingerprint(),
+        fitted,
     )
 
 

@@ -9,7 +9,7 @@ from transship.activations import SitePair, read_bias, read_weight
 from transship.activations.record import Side
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.moved import Prepared
-from transship.verbs.transport.protocol import LayerPair, MappedMethod, SidedMethod, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, MappedMethod, TransportMethod
 from transship.verbs.transport.rebasin import Axes
 
 
@@ -21,8 +21,11 @@ class Maps:
         self._made: dict[Any, LinearMap] = {}
         self._units: tuple[Any, Moments | None] = (None, None)
 
-    def layer(self, pair: SitePair, vector: bool) -> LayerPair | str:
-        """Return what the method is handed for a pair, or the reason why it cannot be."""
+    def layer(self, pair: SitePair, vector: bool, *, gain: bool = False) -> LayerPair | str:
+        """Return what the method is handed for a pair, or the reason why it cannot be.
+
+        A vector is the site's bias, unless it is the `gain` of a norm.
+        """
         needs = self.method.requirements
         site = pair.target
         inputs = outputs = gradients = None
@@ -37,23 +40,33 @@ class Maps:
             gradients = self._gradient(pair)
             if gradients is None:
                 return "it takes no part in the loss, so there is no gradient to align"
-        parameter = site.bias if vector and site.kind not in ("norm", "scale") else site.weight
         shape = (site.out_width,) if vector else (site.out_width, site.in_width)
         if needs.same_shape and any(
             (one.out_width, one.in_width) != (site.out_width, site.in_width) for one, _ in pair.sources
         ):
             return f"'{self.method.name}' moves between equal shapes only"
-        descent = self.prepared.descent.get(parameter or "")
-        if needs.descent:
-            if descent is None:
-                return "the target's loss has no gradient here"
+        descent = self.descent(pair, bias=vector and not gain)
+        if isinstance(descent, str):
+            return descent
+        if descent is not None:
             descent = read_bias(site, descent) if vector else read_weight(site, descent)
         orders = self._orders(pair)
         if needs.permutations and orders[0 if vector else 1] is None and orders[0] is None:
             return "its units belong to no group that can be permuted"
+        # what is drawn is drawn by this name: the two vectors of a norm must not be drawn alike
+        name = f"{pair.name}.gain" if gain else pair.name
         return LayerPair(
-            pair.name, shape, inputs, outputs, gradients, descent, orders[1], orders[0], seed=self.seed
+            name, shape, inputs, outputs, gradients, descent, orders[1], orders[0], seed=self.seed
         )
+
+    def descent(self, pair: SitePair, *, bias: bool) -> Tensor | str | None:
+        """Return −∂L/∂θ_B of a site's own bias or weight as it is stored, or why there is none; None for
+        methods that do not read it.
+        """
+        if not self.method.requirements.descent:
+            return None
+        parameter = pair.target.bias if bias else pair.target.weight
+        return self.prepared.descent.get(parameter or "", "the target's loss has no gradient here")
 
     def _orders(self, pair: SitePair) -> tuple[Tensor | None, Tensor | None]:
         """Return the (output, input) order of a pair; the identity where an axis is in no group."""
@@ -69,6 +82,25 @@ class Maps:
     def map(self, pair: SitePair, layer: LayerPair, side: Side) -> LinearMap:
         """Return a map of a method, fitted once for all pairs that share their Moments."""
         assert isinstance(self.method, MappedMethod)
+        key = self._key(pair, layer, side)
+        if key not in self._made:
+            made = self.method.input_map(layer) if side == "input" else self.method.output_map(layer)
+            self._made[key] = made
+        return self._made[key]
+
+    def observed(self, pair: SitePair, layer: LayerPair) -> LinearMap:
+        """Return the input map on the directions that the inputs showed alone."""
+        assert isinstance(self.method, MappedMethod)
+        whole = self.map(pair, layer, "input")
+        if whole.full_rank or whole.kind != "procrustes":
+            return whole
+        key = ("observed", self._key(pair, layer, "input"))
+        if key not in self._made:
+            self._made[key] = self.method.observed_map(layer)
+        return self._made[key]
+
+    def _key(self, pair: SitePair, layer: LayerPair, side: Side) -> tuple[Any, ...]:
+        """Return what is the same for all pairs that share a map."""
         collected = self.prepared.collected
         entry: Any = None if collected is None else collected.entries.get((pair.name, side))
         key: tuple[Any, ...] = (
@@ -80,15 +112,12 @@ class Maps:
             key = ("units", pair.target.stack, pair.target.block)
         if side == "output" and layer.gradients is not None:
             key = (side, pair.name)
-        if key not in self._made:
-            made = self.method.input_map(layer) if side == "input" else self.method.output_map(layer)
-            self._made[key] = made
-        return self._made[key]
+        return key
 
-    def space(self, pair: SitePair, side: Side) -> LinearMap | str:
-        """Return the method's map of what enters (or leaves) a pair, as a map of a space by activations."""
-        if not isinstance(self.method, SidedMethod):
-            return f"'{self.method.name}' moves linear maps only"
+    def space(self, pair: SitePair, side: Side) -> LinearMap | str | None:
+        """Return the method's map of what enters (or leaves) a pair, as a map of a space by activations; None
+        where the method has no maps.
+        """
         needs = self.method.requirements
         if needs.parts and not self._has(pair, side):
             return self._missing(pair, side)
@@ -102,27 +131,30 @@ class Maps:
         moments = self._moments(pair, side) if needs.parts else None
         # `inputs` of a layer as wide as the space: the map of an input is one of activations in every method
         layer = LayerPair(pair.name, (width, width), inputs=moments, input_order=order, seed=self.seed)
-        return self.map(pair, layer, side) if side == "input" else self.method.input_map(layer)
+        if side == "input" and isinstance(self.method, MappedMethod):
+            return self.map(pair, layer, side)
+        return self.method.space_map(layer)
 
-    def residual(self, stack: str) -> LinearMap | str:
-        """Return the map of the stream that enters the first block."""
+    def stream(self, stack: str) -> SitePair | None:
+        """Return the first blocks of a stack, which the residual stream enters."""
         for pair in self.prepared.matching.pairs:
             # a table that several stacks share stands in the first of them, the encoder's
             if pair.target.kind == "block" and pair.target.block == 0 and stack in ("", pair.target.stack):
-                if self.prepared.orders is not None:
-                    return self._permuted_residual(pair)
-                return self.space(pair, "input")
-        return "the model has no residual stream that enters a first block"
+                return pair
+        return None
 
-    def _permuted_residual(self, pair: SitePair) -> LinearMap | str:
+    def residual(self, pair: SitePair) -> LinearMap | str | None:
+        """Return the map of the stream that enters a first block."""
+        return self.space(pair, "input") if self.prepared.orders is None else self._permuted_residual(pair)
+
+    def _permuted_residual(self, pair: SitePair) -> LinearMap | str | None:
         assert self.prepared.orders is not None
-        assert isinstance(self.method, SidedMethod)
         orders, _ = self.prepared.orders
         stem = f"{pair.target.stack}.residual"
         order = orders.get(stem, orders.get(f"{stem}.0"))
         if order is None:
             return "the residual stream was not matched"
-        return self.method.input_map(LayerPair(pair.name, (len(order), len(order)), input_order=order))
+        return self.method.space_map(LayerPair(pair.name, (len(order), len(order)), input_order=order))
 
     def _has(self, pair: SitePair, side: Side) -> bool:
         return self.prepared.collected is not None and self.prepared.collected.has(pair, side)

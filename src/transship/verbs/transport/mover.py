@@ -75,7 +75,7 @@ class Mover:
 
     def _tensor(self, pair: SitePair, *, vector: bool) -> Tensor | str:
         """Return the moved change of a site's weight or bias, or the reason why it stays."""
-        site, kind, role = pair.target, pair.target.kind, pair.target.role
+        kind, role = pair.target.kind, pair.target.role
         if role == "head":
             return self.tables.head(pair, vector)
         if role.startswith("embedding.") or kind in ("embedding", "conv"):
@@ -83,9 +83,7 @@ class Mover:
         if kind in ("norm", "scale"):
             return self._norm(pair, vector)
         if kind == "parameter":
-            change = self.changes.of(pair, vector)
-            same = change.shape == self.changes.parameters[site.weight or ""].shape
-            return change if change.numel() == 1 and same else "it is no linear map and no known role"
+            return self.tables.number(pair)
         layer = self.maps.layer(pair, vector)
         if isinstance(layer, str):
             return layer
@@ -103,13 +101,13 @@ class Mover:
     def _norm(self, pair: SitePair, vector: bool) -> Tensor | str:
         if self.roles.norms == "keep":
             return "norms are kept (roles)"
-        layer = self.maps.layer(pair, True)
+        layer = self.maps.layer(pair, True, gain=not vector)
         if isinstance(layer, str):
             return layer
         change = self.changes.of(pair, vector, flat=True)
-        if not vector and self.roles.norms == "diagonal" and isinstance(self.method, SidedMethod):
+        if not vector and self.roles.norms == "diagonal" and isinstance(self.method, MappedMethod):
             matrix = self.maps.map(pair, layer, "output").matrix
-            moved = (matrix.square().T @ change.double()).to(change.dtype)
+            moved = (matrix.square().T @ self.method.carried(change, layer).double()).to(change.dtype)
         else:
             moved = self._vector(change, layer, pair)
         self._report(pair, layer, change, moved, True, vector)
@@ -151,7 +149,7 @@ class Mover:
                 rank_out=(output_map.rank, min(output_map.matrix.shape)),
                 residual_in=_residual_share(input_map, layer.inputs),
                 residual_out=_residual_share(output_map, layer.outputs),
-                energy_in=_energy(change, input_map),
+                energy_in=_energy(change, self.maps.observed(pair, layer)),
             )
         self.made.layers.append(report)
 

@@ -82,12 +82,10 @@ def _candidates(result: Result) -> Table:
     columns: list[str | ReportColumn] = [
         "method",
         ReportColumn("strength", decimals=2),
-        ReportColumn("agreement, held out", decimals=4, best="max"),
+        ReportColumn("agreement", decimals=4, best="max"),
         ReportColumn("validation", decimals=4, best="max"),
     ]
-    return Table(
-        columns, rows, "Agreement with the fine-tuned source on inputs that no map or head was fitted on."
-    )
+    return Table(columns, rows, f"Agreement with the fine-tuned source on {result.compared_on}.")
 
 
 def _measured(measured: Measured) -> list[Block]:

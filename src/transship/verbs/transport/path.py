@@ -12,9 +12,9 @@ from torch import Tensor
 from transship.verbs.transport.judge import Choice
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
-from transship.verbs.transport.prepare import changed_pairs, prepare
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.statistics import body_of, collect_for
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work
@@ -34,7 +34,7 @@ def move_along_path(work: "Work", method: TransportMethod) -> tuple[Moved, Choic
     A strength that is given is also the stride of the walk. With `auto` the path is walked at `WALKS` times
     the best strength of a single step, and each result is rescaled.
     """
-    inner = method.inner() if isinstance(method, Carry) and method.body != "none" else method
+    inner = body_of(method)
     carried = isinstance(method, Carry)
     first = work.move(inner)
     start = work.strength(first, carried=carried)
@@ -54,26 +54,15 @@ def move_along_path(work: "Work", method: TransportMethod) -> tuple[Moved, Choic
 def walk(work: "Work", method: TransportMethod, strength: float, first: Moved) -> Moved:
     """Return the sum of the parts; `first` is the whole update moved where both models stand now."""
     steps = work.settings.path_steps
-    needs = method.requirements
     names = [name for name, _ in work.source.model.model.named_parameters() if name in work.update]
     changes = {name: work.update.dense(name) for name in names}
     total = {name: change / steps for name, change in first.dense.items()}
-    matching = changed_pairs(work.matching, work.update)
     calibration = dataclasses.replace(work.calibration, folder=None)
     for step in range(1, steps):
         with contextlib.ExitStack() as stack:
-            teacher = work.teacher if needs.gradients or needs.descent else None
             stack.enter_context(shifted(work.source.model.model, changes, step / steps))
             stack.enter_context(shifted(work.target.model.model, total, strength))
-            prepared = prepare(
-                work.source.model,
-                work.target.model,
-                matching,
-                calibration,
-                needs,
-                teacher=teacher,
-                progress=work.progress,
-            )
+            prepared = collect_for(work, method, calibration)
         part = work.move(method, prepared)
         _add(total, part.dense, 1.0 / steps)
     return Moved(total, {}, first.layers, first.left)

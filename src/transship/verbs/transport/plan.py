@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from transship.activations.footprint import collecting_bytes, running_bytes
 from transship.activations.lengths import longest
+from transship.activations.readout import Readout
 from transship.checkpoints.footprint import Footprint
 from transship.errors import OptionError
 from transship.numerics import format_bytes
@@ -13,7 +16,9 @@ from transship.verbs.transport.heads import require_carriable
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.participants import Opening
 from transship.verbs.transport.prepare import changed_pairs
-from transship.verbs.transport.protocol import TransportMethod
+from transship.verbs.transport.protocol import SidedMethod, TransportMethod
+from transship.verbs.transport.statistics import body_of
+from transship.verbs.transport.token_judge import read_tokens
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work
@@ -29,6 +34,10 @@ def check_request(work: "Work", method: "str | TransportMethod", keep: Any) -> N
         )
     if isinstance(method, Carry):
         require_carriable(work.task)
+    if not isinstance(method, str):
+        _require_shapes(work, method)
+    if work.task == "tokens":
+        _require_token_states(work, method)
     if keep is None:
         return
     if method != "auto" and not isinstance(method, Carry):
@@ -37,6 +46,39 @@ def check_request(work: "Work", method: "str | TransportMethod", keep: Any) -> N
         raise OptionError(
             "the target has no head with the same outputs to keep", where="--keep", fix="leave --keep out"
         )
+
+
+def _require_shapes(work: "Work", method: TransportMethod) -> None:
+    """Refuse a method that moves between equal shapes only where no linear map has its partner's shape."""
+    if not method.requirements.same_shape:
+        return
+    wanted = changed_pairs(work.matching_of(body_of(method)), work.update).pairs
+    maps = [pair for pair in wanted if pair.target.kind == "linear" and pair.target.role != "head"]
+    shapes = [
+        {(site.out_width, site.in_width) for site in (pair.target, *(one for one, _ in pair.sources))}
+        for pair in maps
+    ]
+    if shapes and all(len(one) > 1 for one in shapes):
+        there, here = maps[0].source, maps[0].target
+        raise OptionError(
+            f"'{body_of(method).name}' moves between equal shapes only, and {here.name} is "
+            f"{here.out_width} × {here.in_width} here and {there.out_width} × {there.in_width} in the source",
+            where=work.target.name,
+            fix="choose theseus, which moves between any widths",
+        )
+
+
+def _require_token_states(work: "Work", method: "str | TransportMethod") -> None:
+    """Refuse a model that must be read token by token and cannot: one input tells."""
+    needs = None if isinstance(method, str) else method.requirements
+    taught = needs is None or needs.gradients or needs.descent
+    fitted = taught or work.settings.strength == "auto" or isinstance(method, Carry)
+    read = [work.target] if fitted else []
+    if needs is not None and needs.gradients:  # `auto` goes on without
+        read.append(work.source)
+    with torch.no_grad():
+        for one in read:
+            read_tokens(Readout(one.model), one.model.preprocess([work.draws.calibration[0]]))
 
 
 def comparable(work: "Work") -> bool:
@@ -86,12 +128,20 @@ def _strength_by(work: "Work") -> str:
     return "" if labels is None else f", {len(labels)} labelled ones for the strength"
 
 
-def target_bytes(work: "Work") -> int:
-    """Return about how much the result takes on disk."""
+def target_bytes(work: "Work", method: "str | TransportMethod") -> int:
+    """Return about how much the result takes on disk at most.
+
+    An adapter stays one, and small, unless it gets a head, is moved in parts or by a method without maps;
+    `auto` may carry a head.
+    """
     checkpoint = work.target.checkpoint
-    if work.update.adapter:
+    if isinstance(method, str):
+        small = work.task in ("features", "language")
+    else:
+        small = isinstance(method, SidedMethod)
+    if checkpoint is None or (work.update.adapter and small and work.settings.path_steps == 1):
         return 0
-    return checkpoint.nbytes if checkpoint is not None else 0
+    return checkpoint.nbytes
 
 
 def memory_bytes(models: Sequence[str], opening: Opening, batch: int, inputs: Sequence[Any]) -> int:

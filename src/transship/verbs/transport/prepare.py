@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from transship.activations import LoadedModel, Matching, SitePair
@@ -135,7 +134,6 @@ def prepare(
     requirements: Requirements,
     *,
     teacher: Teacher | None = None,
-    labels: Tensor | None = None,
     vote: str = "mean",
     rebasin: dict[str, Any] | None = None,
     progress: Progress | None = None,
@@ -156,7 +154,7 @@ def prepare(
     if requirements.gradients and teacher is not None:
         gradients = _gradients(source, target, matching, calibration, teacher, report("gradients"))
     if requirements.descent and teacher is not None:
-        loss = _loss(Readout(target), calibration, teacher, labels)
+        loss = _loss(Readout(target), calibration, teacher)
         descent = weight_descent(target, calibration.batches(target.length), loss, vote=vote)
     orders = None
     if requirements.permutations:
@@ -239,12 +237,12 @@ def _gradients(
         state.resume()
     batches = calibration.batches(target.length)
     if state is None or len(state.covered) < len(batches):  # or nothing is left to run
-        step.losses = tuple(_loss(Readout(one), calibration, teacher, None) for one in (source, target))
+        step.losses = tuple(_loss(Readout(one), calibration, teacher) for one in (source, target))
     run_shared(batches, step.step, step, state=state, progress=report)
     return {(name.split("\t")[0], name.split("\t")[1]): one for name, one in step.moments.items()}
 
 
-def _loss(readout: Readout, calibration: Calibration, teacher: Teacher, labels: Tensor | None) -> Loss:
+def _loss(readout: Readout, calibration: Calibration, teacher: Teacher) -> Loss:
     """Return the loss of one base model against the teacher, through a ridge head where it has none of its
     own.
     """
@@ -254,8 +252,6 @@ def _loss(readout: Readout, calibration: Calibration, teacher: Teacher, labels: 
         return _token_loss(readout, calibration, teacher.tokens)
     assert teacher.outputs is not None
     outputs = teacher.outputs
-    if labels is not None:
-        outputs = torch.nn.functional.one_hot(labels, outputs.shape[1]).float()
     own = readout.task == teacher.task and readout.width == outputs.shape[1]
     head = None if own else fit_features_head(readout, calibration, teacher.outputs)
     return prediction_loss(readout, outputs, teacher.task, head)

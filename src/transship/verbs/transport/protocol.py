@@ -5,6 +5,7 @@ the source's weight is τ_A (out_a × in_a), the target's is τ_B (out_b × in_b
 takes rows of A's space into B's.
 """
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,6 +106,22 @@ class TransportMethod(Method):
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
         """Return the update of a vector along the output axis: a bias, the shift of a norm."""
 
+    def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
+        """Return c(τ_A), what goes through maps and from row to row: the update itself, unless the method is
+        a control.
+        """
+        return update
+
+    def space_map(self, pair: LayerPair) -> LinearMap | None:
+        """Return T of the space whose Moments are the pair's inputs, for tables and heads: their rows lie in
+        one space. None where the method has no maps: it is then asked for an update of the target's shape.
+        """
+        return None
+
+    def settled(self, moved: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
+        """Return the last word on rows that were moved: themselves, unless the method masks."""
+        return moved
+
 
 class MappedMethod(TransportMethod):
     """A method of the form τ_B = T_outᵀ c(τ_A) T_in: one map per side, fitted once for all layers that share
@@ -119,9 +136,13 @@ class MappedMethod(TransportMethod):
     def output_map(self, pair: LayerPair) -> LinearMap:
         """Return T_out (out_a × out_b)."""
 
-    def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
-        """Return c(τ_A), what goes through the maps: the update itself, unless the method is a control."""
-        return update
+    def space_map(self, pair: LayerPair) -> LinearMap | None:
+        """Return T_in: the map of an input is one of activations in every method."""
+        return self.input_map(pair)
+
+    def observed_map(self, pair: LayerPair) -> LinearMap:
+        """Return T_in on the directions that the inputs showed, and zero elsewhere."""
+        return self.input_map(pair)
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return T_outᵀ c(τ_A) T_in in the update's dtype."""
@@ -169,6 +190,17 @@ def move_factors(
     moved_up: Tensor = output_map.matrix.T @ up.to(output_map.matrix.dtype)
     moved_down: Tensor = down.to(input_map.matrix.dtype) @ input_map.matrix
     return moved_up.to(up.dtype), moved_down.to(down.dtype)
+
+
+def require_number(
+    method: str, name: str, value: float | None, least: float, most: float = math.inf, *, above: bool = False
+) -> None:
+    """Raise unless a method's parameter lies in its range; `above` leaves the least out. None is fine."""
+    if value is None or (math.isfinite(value) and least <= value <= most and not (above and value == least)):
+        return
+    span = f"from {least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
+    fix = f"choose a number above {least:g}" if above else f"choose {span}"
+    raise OptionError(f"{name} is {value:g}", where=method, fix=fix)
 
 
 def require_same_shape(update: Float[Tensor, "..."], pair: LayerPair, method: str) -> None:

@@ -51,6 +51,7 @@ class Result:
         choice: the strength and how it was found.
         head: a carried head, or None.
         candidates: what `auto` compared.
+        compared_on: which inputs it compared them on.
         metrics: measured quality by name.
         adapter: whether the update came, and is saved, as an adapter.
         notes: sentences for the user.
@@ -72,6 +73,7 @@ class Result:
     notes: Sequence[str] = ()
     inputs: Sequence[Input] = ()
     measured: Measured | None = None
+    compared_on: str = ""
 
     @property
     def strength(self) -> float:
@@ -102,7 +104,8 @@ class Result:
         if self.target.checkpoint is None:
             return self._save_module(Path(folder), force)
         if self.adapter and self.head is None:
-            return write_adapter(folder, self.update(), dense="save", card=self._card("peft"), force=force)
+            update = self.update() if self.strength != 0.0 else self._zero_adapter()
+            return write_adapter(folder, update, dense="save", card=self._card("peft"), force=force)
         return self._save_checkpoint(Path(folder), force)
 
     def update(self) -> Update:
@@ -121,6 +124,17 @@ class Result:
                     arrays[names[name]] = change.numpy()
         return Update.from_arrays(arrays, base=target) * float(self.strength if arrays else 1.0)
 
+    def _zero_adapter(self) -> Update:
+        """Return an update of the moved factors' ranks that adds nothing: an adapter must hold some."""
+        target = self.target.checkpoint
+        assert target is not None
+        names = parameter_names(self.target.model, target)
+        arrays: dict[str, Any] = {
+            names[name]: (torch.zeros_like(up).numpy(), down.numpy())
+            for name, (up, down) in self.moved.factors.items()
+        }
+        return Update.from_arrays(arrays, base=target)
+
     def summary(self) -> dict[str, Any]:
         """Return what `--json` prints."""
         return {
@@ -133,6 +147,7 @@ class Result:
             "strength_by": self.choice.by,
             "curve": [list(point) for point in self.choice.curve],
             "candidates": [dataclasses.asdict(one) for one in self.candidates],
+            "compared_on": self.compared_on,
             "metrics": dict(self.metrics),
             "measured": None if self.measured is None else self.measured.summary(),
             "norm_kept": self.moved.norm_after / self.moved.norm_before if self.moved.norm_before else None,
@@ -182,15 +197,7 @@ class Result:
         readout = Readout(self.target.model)
         names = parameter_names(self.target.model, self.target.checkpoint)
         if readout.head is None or readout.head.weight not in names:  # a bare model, or a zero-shot head
-            from safetensors.torch import save
-
-            arrays = {"weight": self.head.weight, "bias": self.head.bias}
-            about = {
-                "task": self.head.task,
-                "labels": list(self.head.label_names),
-                "pooling": readout.pooling if readout.head is None else "image embedding, unit length",
-            }
-            return plans, config, {"head.safetensors": save(arrays), "head.json": as_json(about)}
+            return plans, config, _beside(self.head, readout)
         values = {names[readout.head.weight]: self.head.weight}
         if readout.head.bias is not None:
             values[names[readout.head.bias]] = self.head.bias
@@ -205,15 +212,18 @@ class Result:
     def _save_module(self, folder: Path, force: bool) -> Path:
         from safetensors.torch import save_file
 
-        made = self.model()
+        made, readout = self.model(), Readout(self.target.model)
+        files: dict[str, str | bytes] = dict(self._card("transformers").files())
+        if self.head is not None and readout.head is None:  # a bare module has no place for it
+            files |= _beside(self.head, readout)
         with atomic_folder(folder, force=force) as place:
             if hasattr(made, "save_pretrained"):
                 made.save_pretrained(place)  # type: ignore[operator]
             else:
                 tensors = {name: tensor.detach().clone() for name, tensor in made.state_dict().items()}
                 save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-            for name, text in self._card("transformers").files().items():
-                (place / name).write_text(text, encoding="utf-8")
+            for name, content in files.items():
+                (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return folder
 
     def _card(self, library: str) -> ModelCard:
@@ -228,6 +238,19 @@ class Result:
             metrics={**self.metrics, **({} if self.measured is None else self.measured.metrics())},
             library=library,
         )
+
+
+def _beside(head: CarriedHead, readout: Readout) -> dict[str, str | bytes]:
+    """Return the files of a head that the model itself has no place for."""
+    from safetensors.torch import save
+
+    about = {
+        "task": head.task,
+        "labels": list(head.label_names),
+        "pooling": readout.pooling if readout.head is None else "image embedding, unit length",
+    }
+    arrays = {"weight": head.weight, "bias": head.bias}
+    return {"head.safetensors": save(arrays), "head.json": as_json(about)}
 
 
 def _install(model: nn.Module, readout: Readout, head: CarriedHead) -> None:

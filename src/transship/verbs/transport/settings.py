@@ -1,5 +1,6 @@
 """Everything that a transport can be told beside its models, data and method."""
 
+import math
 from dataclasses import dataclass, field
 
 from transship.activations.match import Depth
@@ -53,6 +54,14 @@ class Settings:
         if isinstance(self.strength, str) and self.strength != "auto":
             raise OptionError(
                 f"'{self.strength}' is no strength", where="--strength", fix="give a number or auto"
+            )
+        if not isinstance(self.strength, str) and not math.isfinite(self.strength):
+            raise OptionError(
+                f"the strength is {self.strength}", where="--strength", fix="give a finite number"
+            )
+        if self.tokens_per_input is not None and self.tokens_per_input < 0:
+            raise OptionError(
+                f"{self.tokens_per_input} tokens per input", where="--tokens-per-input", fix="give 0 for all"
             )
         if self.path_steps < 1:
             raise OptionError(f"{self.path_steps} path steps", where="--path-steps", fix="give 1 or more")

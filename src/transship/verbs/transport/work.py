@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -22,9 +21,7 @@ from transship.verbs.transport.judge import PATIENCE, Choice, Judge, choose_stre
 from transship.verbs.transport.kinship import Kinship, kinship
 from transship.verbs.transport.labels import validation_labels
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.methods.gradfix import Gradfix
 from transship.verbs.transport.methods.identity import Identity
-from transship.verbs.transport.methods.transfusion import Transfusion
 from transship.verbs.transport.moved import Moved, Prepared
 from transship.verbs.transport.mover import Mover
 from transship.verbs.transport.participants import (
@@ -36,16 +33,14 @@ from transship.verbs.transport.participants import (
     source_update,
 )
 from transship.verbs.transport.plan import check_request
-from transship.verbs.transport.prepare import Calibration, Progress, Teacher, changed_pairs, prepare
+from transship.verbs.transport.prepare import Calibration, Progress, Teacher
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.settings import Settings
 from transship.verbs.transport.shifted import shifted
 from transship.verbs.transport.source_update import SourceUpdate
+from transship.verbs.transport.statistics import body_of, collect_for, key_of, own_options
 from transship.verbs.transport.token_judge import TokenJudge, TokenTeacher
-
-# settings that the statistics depend on
-_SHAPING = ("batches", "batch_size", "shots", "depth", "align", "seed", "tokens_per_input")
 
 
 @dataclass(eq=False)
@@ -97,23 +92,10 @@ class Work:
             seed=settings.seed,
         )
         made = cls(*participants, update, relative, matching, draws, settings, None, progress)
-        made.folder = None if prepared is None else Path(prepared) / made.key()[:16]
+        made.folder = None if prepared is None else Path(prepared) / key_of(made)[:16]
         return made
 
     # -- what is prepared ------------------------------------------------------------------------------------
-
-    def key(self) -> str:
-        """Return a hash of all that the statistics depend on."""
-        parts = [
-            self.source.fingerprint(),
-            self.tuned.fingerprint(),
-            self.target.fingerprint(),
-            self.draws.fingerprint,
-            *(getattr(self.settings, name) for name in _SHAPING),
-            *((self.settings.classes, self.settings.templates) if self.settings.classes else ()),
-            next(self.target.model.model.parameters()).dtype,
-        ]
-        return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()
 
     @property
     def calibration(self) -> Calibration:
@@ -177,28 +159,12 @@ class Work:
 
     def prepare(self, method: TransportMethod) -> Prepared:
         """Return the statistics that a method needs, made once."""
-        needs = method.requirements
-        inner = method.inner() if isinstance(method, Carry) and method.body != "none" else method
-        vote = inner.vote if isinstance(inner, Gradfix) else "mean"
-        rebasin = (
-            {"residual": inner.residual, "sweeps": inner.sweeps} if isinstance(inner, Transfusion) else None
-        )
-        found = self.matching_of(inner)
-        own = found is not self.matching  # identity alone may stand on another one
-        key = (dataclasses.replace(needs, head=False, hidden=0.0), vote, json.dumps(rebasin), own)
+        inner = body_of(method)
+        own = self.matching_of(inner) is not self.matching  # identity alone may stand on another one
+        needs = dataclasses.replace(inner.requirements, head=False, hidden=0.0)
+        key = (needs, json.dumps(own_options(inner)), own)
         if key not in self._prepared:
-            matching = found if needs.permutations else changed_pairs(found, self.update)
-            self._prepared[key] = prepare(
-                self.source.model,
-                self.target.model,
-                matching,
-                self.calibration,
-                needs,
-                teacher=self.teacher if needs.gradients or needs.descent else None,
-                vote=vote,
-                rebasin=rebasin,
-                progress=self.progress,
-            )
+            self._prepared[key] = collect_for(self, inner, self.calibration)
         return self._prepared[key]
 
     def matching_of(self, method: TransportMethod) -> Matching:

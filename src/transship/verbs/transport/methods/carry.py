@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, ridge
 from transship.registry import build_method
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,10 @@ class Carry(TransportMethod):
 
     body: Literal["none", "theseus", "gradient", "identity", "transfusion"] = "theseus"
     penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a penalty below zero."""
+        require_number(self.name, "penalty", self.penalty, 0.0)
 
     @property
     def requirements(self) -> Requirements:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.errors import MatchError
+from transship.geometry import LinearMap
 from transship.registry import build_method
 from transship.verbs.transport.draws import gaussian_like
 from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod
@@ -55,6 +56,15 @@ class Gradfix(TransportMethod):
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
         """Return the masked update of a vector."""
         return self._mask(self._body().transport_vector(update, pair), pair)
+
+    def space_map(self, pair: LayerPair) -> LinearMap | None:
+        """Return the body's map."""
+        found: LinearMap | None = self._body().space_map(pair)
+        return found
+
+    def settled(self, moved: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
+        """Return the masked rows."""
+        return self._mask(moved, pair)
 
     def _body(self) -> Any:
         return build_method("transport", self.body)

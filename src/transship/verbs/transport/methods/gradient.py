@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.errors import OptionError
 from transship.geometry import LinearMap, Moments, polar, procrustes
 from transship.geometry.polar import default_tolerance
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +30,10 @@ class Gradient(SidedMethod):
 
     blend: float = 0.5
 
+    def __post_init__(self) -> None:
+        """Refuse a share that is none."""
+        require_number(self.name, "blend", self.blend, 0.0, 1.0)
+
     @property
     def requirements(self) -> Requirements:
         """Cross moments of activations and of output gradients."""
@@ -42,8 +45,6 @@ class Gradient(SidedMethod):
 
     def output_map(self, pair: LayerPair) -> LinearMap:
         """Return the polar factor of the blended cross moments."""
-        if not 0.0 <= self.blend <= 1.0:
-            raise OptionError(f"blend is {self.blend}", where="gradient", fix="choose from 0 to 1")
         gradients = pair.side("gradients")
         if self.blend == 1.0:
             return procrustes(gradients)

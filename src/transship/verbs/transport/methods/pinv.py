@@ -6,7 +6,7 @@ from typing import ClassVar
 from transship.geometry import LinearMap
 from transship.geometry.spectral import spectrum
 from transship.geometry.updates import PSEUDO_INVERSE_TOLERANCE
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,10 @@ class Pinv(SidedMethod):
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), Eq. 21"
 
     tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a cut out of range."""
+        require_number(self.name, "tolerance", self.tolerance, 0.0, 1.0)
 
     @property
     def requirements(self) -> Requirements:

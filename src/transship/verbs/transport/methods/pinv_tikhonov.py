@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.geometry import tikhonov
+from transship.geometry import LinearMap, Moments, tikhonov
 from transship.geometry.spectral import spectrum
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,10 @@ class PinvTikhonov(TransportMethod):
     penalty: float = 0.01
     form: Literal["exact", "per-side"] = "exact"
 
+    def __post_init__(self) -> None:
+        """Refuse a penalty that is none."""
+        require_number(self.name, "penalty", self.penalty, 0.0, above=True)
+
     @property
     def requirements(self) -> Requirements:
         """Cross moments and the target's own."""
@@ -44,8 +48,19 @@ class PinvTikhonov(TransportMethod):
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
         """Return (C_BB + λI)⁻¹ C_BA δb: the bias that is felt alike along the observed outputs."""
         moments = pair.side("outputs")
+        vectors, inverse = self._inverse(moments)
+        moved: Tensor = vectors @ (inverse * (vectors.T @ (moments.part("ab").T @ update.double())))
+        return moved.to(update.dtype)
+
+    def space_map(self, pair: LayerPair) -> LinearMap:
+        """Return C_AB (C_BB + λI)⁻¹: rows have one side, so the penalised problem has one inverse."""
+        moments = pair.side("inputs")
+        vectors, inverse = self._inverse(moments)
+        matrix: Tensor = ((moments.part("ab") @ vectors) * inverse) @ vectors.T
+        return LinearMap(matrix, kind="tikhonov", rank=int((inverse > 0).sum()))
+
+    def _inverse(self, moments: Moments) -> tuple[Float[Tensor, "b b"], Float[Tensor, " b"]]:
+        """Return the eigenvectors of C_BB and 1 / (its eigenvalues + λ)."""
         found = spectrum(moments.part("bb"), where=moments.name)
         shrunk = found.values + self.penalty * found.values.mean()
-        carried = found.vectors.T @ (moments.part("ab").T @ update.double())
-        moved: Tensor = found.vectors @ torch.where(shrunk > 0, carried / shrunk, torch.zeros_like(carried))
-        return moved.to(update.dtype)
+        return found.vectors, torch.where(shrunk > 0, 1.0 / shrunk, torch.zeros_like(shrunk))

@@ -19,6 +19,10 @@ class Random(TransportMethod):
 
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), baseline of Table 1"
 
+    def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
+        """Return noise of the update's shape and norm."""
+        return gaussian_like(update, update.shape, pair.seed, pair.name)
+
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return noise of the target's shape with ‖τ_B‖ = ‖τ_A‖."""
         return gaussian_like(update, pair.shape, pair.seed, pair.name)

@@ -1,11 +1,12 @@
 """THESEUS: an update carried through the Procrustes maps of the layer's two sides."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from transship.geometry import LinearMap, procrustes
 from transship.geometry.moments import Part
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,12 @@ class Theseus(SidedMethod):
     hidden: float = 1.0
     tolerance: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse powers, weights and cuts out of range."""
+        require_number(self.name, "whiten", self.whiten, 0.0, 0.5)
+        require_number(self.name, "hidden", self.hidden, 0.0)
+        require_number(self.name, "tolerance", self.tolerance, 0.0, 1.0)
+
     @property
     def requirements(self) -> Requirements:
         """Cross moments; both sides' own moments too for whitening."""
@@ -51,6 +58,10 @@ class Theseus(SidedMethod):
     def output_map(self, pair: LayerPair) -> LinearMap:
         """Return T_out of Eq. (7)."""
         return self._map(pair, "outputs")
+
+    def observed_map(self, pair: LayerPair) -> LinearMap:
+        """Return T_in of Eq. (7) without what `complete` adds."""
+        return dataclasses.replace(self, complete="zero").input_map(pair)
 
     def _map(self, pair: LayerPair, side: str) -> LinearMap:
         return procrustes(

@@ -1,0 +1,90 @@
+"""What a transport says of itself: which inputs it compared on, what it left out, what its maps carry."""
+
+import numpy as np
+import pytest
+import torch
+
+from transship.errors import MatchError
+from transship.verbs.transport import transport
+from transship.verbs.transport.calibrate import draw
+
+
+@pytest.mark.parametrize(("rows", "fitted"), [(64, True), (400, False)])
+def test_auto_says_so_when_it_compares_on_inputs_that_maps_were_fitted_on(kit, tmp_path, rows, fitted):
+    source = kit.tiny_vit(16)
+    models = source, kit.nudge(source, size=0.3), kit.tiny_vit(24, seed=4)
+    images = kit.pictures(rows)
+    drawn = draw(images, batches=2)
+    inside = [any(np.array_equal(one, other) for other in drawn.calibration) for one in drawn.held_out]
+    assert all(inside) if fitted else not any(inside)
+    result = transport(*models, data=images, batches=2, strength=1.0)
+    told = " ".join(result.notes)
+    assert ("of the inputs that maps were fitted on" in told) == fitted
+    assert ("% of calibration inputs" in told) == fitted
+    assert ("% of new inputs" in told) != fitted
+    assert ("agreement on held-out inputs" in result.metrics) != fitted
+    assert f"{len(inside)} " in result.compared_on
+    assert ("no map or head was fitted on" in result.compared_on) != fitted
+    assert result.summary()["compared_on"] == result.compared_on
+    page = result.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert result.compared_on in page
+
+
+def test_auto_names_what_it_left_out_and_inputs_that_were_not_kept(kit, monkeypatch):
+    from transship.verbs.transport import auto
+
+    source = kit.tiny_vit(16)
+    models = source, kit.nudge(source, size=0.3), kit.tiny_vit(24, seed=4)
+    moving = auto._moved
+
+    def failing(work, method, kept):
+        if method.name == "gradient":
+            raise MatchError("its units were not matched", where="vision.0", fix="use theseus")
+        return moving(work, method, kept)
+
+    monkeypatch.setattr(auto, "_moved", failing)
+    monkeypatch.setattr(auto, "CARRY_MARGIN", 2.0)
+    images = kit.pictures(96)
+    result = transport(*models, data=images, batches=1, strength=1.0, keep=images)
+    assert result.head is None
+    assert "'gradient' was left out: vision.0: its units were not matched; use theseus" in result.notes
+    assert "gradient" not in {one.method for one in result.candidates}
+    assert any(note.startswith("--keep was not used") for note in result.notes)
+    monkeypatch.setattr(auto, "CARRY_MARGIN", -2.0)
+    kept = transport(*models, data=images, batches=1, strength=1.0, keep=images)
+    assert kept.head is not None
+    assert not any(note.startswith("--keep was not used") for note in kept.notes)
+
+
+def test_energy_is_the_share_in_directions_that_the_inputs_showed_however_maps_are_completed(kit):
+    source, target = kit.tiny_vit(16), kit.tiny_vit(24, seed=4)
+    tuned = kit.nudge(source)
+    name = "vit.layers.1.attention.q_proj.weight"
+    seen: list[torch.Tensor] = []
+    layer = source.get_submodule(name.removesuffix(".weight"))
+    energies = {}
+    for complete in ("zero", "identity", "svd"):
+        result = transport(
+            source,
+            tuned,
+            target,
+            data=kit.pictures(4),
+            method="theseus",
+            strength=1.0,
+            batches=1,
+            batch_size=4,
+            tokens_per_input=0,
+            align="cls",
+            options={"complete": complete},
+        )
+        energies[complete] = next(one for one in result.moved.layers if one.tensor == name)
+    hook = layer.register_forward_hook(lambda module, given, made: seen.append(given[0][:, 0]))
+    kit.logits(source, kit.pictures(4))
+    hook.remove()
+    basis = torch.linalg.qr(seen[0].T)[0]  # the first tokens of four images span four directions
+    change = (tuned.get_parameter(name) - source.get_parameter(name)).detach()
+    wanted = float((change @ basis).square().sum() / change.square().sum())
+    assert 0.05 < wanted < 0.6
+    for complete, found in energies.items():
+        assert found.rank_in[0] == 4
+        assert found.energy_in == pytest.approx(wanted, rel=1e-3), complete
