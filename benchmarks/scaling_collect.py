@@ -51,7 +51,7 @@ def _collect(layers: int = 4, tokens: int = 32) -> float:
     source, target = (load_model(_encoder(width, layers), preprocess=torch.tensor) for width in (64, 96))
     inputs = torch.randint(1, 1000, (64, tokens), generator=torch.Generator().manual_seed(0)).tolist()
     matching, started = match_sites(source, target), time.process_time()
-    collect(source, target, matching, inputs, batch_size=BATCH, tokens_per_input=0)
+    collect(source, target, matching, inputs, batch_size=BATCH, tokens_per_input=None)
     return time.process_time() - started
 
 

@@ -168,6 +168,15 @@ def agreed(value: Value) -> Value:
     return made
 
 
+def wait() -> None:
+    """Return when every process has come here."""
+    if _WORLD.size > 1:
+        import torch.distributed
+
+        with _together():
+            torch.distributed.barrier()
+
+
 def add_up(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its sum over processes, in place; all processes give the same shapes."""
     if _WORLD.size == 1:
@@ -263,8 +272,8 @@ def _left() -> LaunchError:
     return LaunchError(
         "another process ended before the work was done, and nothing half-written was left",
         where=f"process {_WORLD.rank} of {_WORLD.size}",
-        fix="see its own message or the machine's memory, and start the same command again: saved "
-        "statistics are reused",
+        fix="see its own message or the machine's memory, and start the same command again: what was saved "
+        "is reused",
     )
 
 

@@ -247,6 +247,20 @@ def test_leaving_a_fusion_is_bounded_like_joining_it(folder: Path, minilm: Path)
     limited(least(*words), *words)
 
 
+def test_an_index_is_counted_whole_since_it_is_built_in_memory(folder: Path):
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(60_000, 128)).astype(np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), 128)
+    pq.write_table(pa.table({"id": list(range(60_000)), "vector": vectors}), folder / "many.parquet")
+    pairs = ["translate", "fit", folder / "old.parquet", folder / "new.parquet", folder / "linear", "--force"]
+    CliRunner().invoke(group, [*map(str, pairs), "--method", "ridge"], catch_exceptions=False)
+    words = ["translate", "apply", folder / "linear", folder / "many.parquet"]
+    asked = {name: least(*words, folder / f"out.{name}") for name in ("parquet", "faiss")}
+    assert parse_bytes(asked["faiss"]) - parse_bytes(asked["parquet"]) >= 2 * rows.shape[0] * 160 * 4
+    limited(asked["faiss"], *words, folder / "out.faiss")
+
+
 def test_apply_and_check_stay_within_what_they_ask_for(folder: Path, minilm: Path):
     words = fit(folder, minilm)
     CliRunner().invoke(group, [*map(str, words), "--method", "kernel"], catch_exceptions=False)

@@ -76,6 +76,12 @@ def collect(
     Sites that share a tensor (q, k and v; a norm's output and what reads it) share its Moments. NaN and Inf
     are errors with the site's name. Memory does not depend on the number of inputs.
     """
+    if tokens_per_input is not None and tokens_per_input < 1:
+        raise OptionError(
+            f"{tokens_per_input} tokens of an input are none",
+            where="tokens_per_input",
+            fix="give 1 or more, or None for all",
+        )
     models = load_model(source), load_model(target)
     matching = match_sites(*models) if matching is None else matching
     first, stream = read_first(inputs)

@@ -205,9 +205,8 @@ def plan(
     from transship.verbs.translate.moving import plan_apply
     from transship.verbs.translate.stores import Columns
 
-    found = plan_apply(
-        load_map(map_folder), source, columns=Columns(id_column, vector_column), memory=_budget(memory)
-    )
+    columns = Columns(id_column, vector_column)
+    found = plan_apply(load_map(map_folder), source, target, columns=columns, memory=_budget(memory))
     if as_json:
         print_json(asdict(found))
     else:
@@ -244,7 +243,7 @@ def apply(
         saved = load_map(map_folder)
         settings: Any = {"columns": Columns(id_column, vector_column), "memory": _budget(memory)}
         if saved.about.get("direction", "index") == "index":
-            print_plan(plan_apply(saved, source, **settings), source, target, err=True)
+            print_plan(plan_apply(saved, source, target, **settings), source, target, err=True)
         last = _watch(run.apply(map_folder, source, target, **settings, force=force, engine=workers), "rows")
     if as_json:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})

@@ -108,7 +108,7 @@ class Encoder:
 
     def note(self, fingerprint: str) -> str:
         """Return what names these vectors of these texts: everything that changes them."""
-        text = f"{self.model}|{self.prompt}|{self.pooling}|{self.normalise}|{fingerprint}"
+        text = f"{self.model}|{self.prompt}|{self.pooling}|{self.normalise}|{self.dtype}|{fingerprint}"
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -13,7 +13,7 @@ import os
 import pickle
 import re
 import signal
-import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 from transship.errors import LaunchError, MissingError, OptionError, TransshipError
+from transship.verbs.translate.shelf import end_with_parent, shelved, taken, work_here
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -77,7 +78,8 @@ class LocalEngine:
             context, settings = multiprocessing.get_context("spawn"), (self.home, threads_each(self.jobs))
             self._pool = ProcessPoolExecutor(self.jobs - 1, context, initializer=_prepare, initargs=settings)
             with _uninterrupted():
-                self._pool.submit(os.getpid)  # the first piece of work starts them all
+                for _ in range(self.jobs - 1):  # every piece of work that nobody waits for starts a process
+                    self._pool.submit(os.getpid)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,7 +105,7 @@ class LocalEngine:
                 yield from started.run(work, shared, items)
         else:
             try:
-                with _threads(threads_each(self.jobs)), _shelved(shared) as place:
+                with _threads(threads_each(self.jobs)), shelved(shared) as place:
                     yield from self._share_out(self._pool, work, shared, place, items)
             except BrokenProcessPool as error:
                 raise OptionError(
@@ -122,14 +124,14 @@ class LocalEngine:
             while waiting and len(given) < 2 * (self.jobs - 1):
                 number, item = waiting.pop()
                 with _uninterrupted():
-                    given[pool.submit(_work, work, place, item)] = number
+                    given[pool.submit(work_here, work, place, item)] = number
             if waiting:
                 number, item = waiting.popleft()
                 yield number, work(shared, item)
             for ready in [one for one in given if one.done()]:
-                yield given.pop(ready), ready.result()
+                yield given.pop(ready), taken(ready)
         for ready in as_completed(given):
-            yield given[ready], ready.result()
+            yield given[ready], taken(ready)
 
 
 @contextlib.contextmanager
@@ -170,28 +172,9 @@ def _prepare(home: str, threads: int) -> None:
     """Get a new process ready while the first one still reads its input."""
     import torch
 
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     importlib.import_module(home)
-
-
-@contextlib.contextmanager
-def _shelved(shared: Any) -> Iterator[Path]:
-    """Keep a value in a file for a while, from where each process takes it once."""
-    with tempfile.TemporaryDirectory(prefix="transship-") as folder:
-        place = Path(folder) / "shared.pickle"
-        with place.open("wb") as file:
-            pickle.dump(shared, file, protocol=pickle.HIGHEST_PROTOCOL)
-        yield place
-
-
-@functools.lru_cache(maxsize=1)
-def _unshelved(place: Path) -> Any:
-    with place.open("rb") as file:
-        return pickle.load(file)
-
-
-def _work(work: Callable[[Any, Item], Result], place: Path, item: Item) -> Result:
-    return work(_unshelved(place), item)
 
 
 @dataclass(frozen=True)

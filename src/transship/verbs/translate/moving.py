@@ -15,13 +15,24 @@ from transship.verbs.translate.artifact import SavedMap
 from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.quality import unit_rows
 from transship.verbs.translate.rows import check_finite, check_zero
-from transship.verbs.translate.stores import Columns, Sink, Source, Stamp, is_finished, open_sink, open_source
+from transship.verbs.translate.stores import (
+    Columns,
+    Sink,
+    Source,
+    Stamp,
+    is_finished,
+    open_sink,
+    open_source,
+    place,
+)
 from transship.verbs.translate.stores.parquet import ParquetSource
 from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
 
 Array = np.ndarray[Any, Any]
 # rows on their way at a time: twice as many took 100 MB more and were hardly faster
 ROWS = 4096
+# of one id as Python holds it in a list
+ID_BYTES = 100
 
 
 @dataclass(frozen=True)
@@ -58,13 +69,19 @@ class Moved:
 
 
 def plan_apply(
-    saved: SavedMap, reference: str, *, columns: Columns | None = None, memory: MemoryBudget | None = None
+    saved: SavedMap,
+    reference: str,
+    target: str | None = None,
+    *,
+    columns: Columns | None = None,
+    memory: MemoryBudget | None = None,
 ) -> Plan:
     """Return what `apply_map` will take; refuses what it would refuse."""
     source = open_source(reference, columns)
     try:
         check_fit(saved, source)
-        size = _batch_rows(saved, memory)
+        held = 0 if target is None else _held(saved, source, target)
+        size = _batch_rows(saved, memory, held)
         sample = next(iter(source.batches(min(size, 2048)))).vectors
         start = time.process_time()
         translate(saved, sample, reference)
@@ -76,7 +93,7 @@ def plan_apply(
             source.rows * narrow * 4,
             source.rows * wide * 4,
             seconds,
-            map_bytes(saved) + size * _row_bytes(saved),
+            map_bytes(saved) + size * _row_bytes(saved) + held,
             0,
             _unit(saved),
         )
@@ -115,8 +132,8 @@ def apply_map(
         if not force and is_finished(target, source, stamp):
             yield Moved(source.rows, source.rows)
             return
+        size = _batch_rows(saved, memory, _held(saved, source, target))
         sink = open_sink(target, source, stamp, width=saved.widths[1], force=force)
-        size = _batch_rows(saved, memory)
         if isinstance(source, ParquetSource) and isinstance(sink, ParquetSink):
             steps = _by_parts(PartWork(saved, source, sink.writer, size), sink.missing(), engine)
         elif engine.parallel:
@@ -244,6 +261,16 @@ def map_bytes(saved: SavedMap) -> int:
     return sum(value.nbytes for value in vars(saved.translator).values() if isinstance(value, np.ndarray))
 
 
-def _batch_rows(saved: SavedMap, memory: MemoryBudget | None) -> int:
+def _batch_rows(saved: SavedMap, memory: MemoryBudget | None, held: int) -> int:
     budget = memory or MemoryBudget()
-    return budget.rows(_row_bytes(saved), fixed=2 * map_bytes(saved), most=ROWS, what="translating")
+    fixed = 2 * map_bytes(saved) + held
+    return budget.rows(_row_bytes(saved), fixed=fixed, most=ROWS, what="translating")
+
+
+def _held(saved: SavedMap, source: Source, target: str) -> int:
+    """Return the bytes that a target keeps in memory until its end: an index all vectors, twice as it grows;
+    an array file the ids.
+    """
+    kind = place(target).kind
+    vectors = 2 * 4 * saved.widths[1] if kind == "faiss" else 0
+    return source.rows * (vectors + (ID_BYTES if kind in ("faiss", "npy") else 0))

@@ -14,6 +14,7 @@ A store is named `kind:location#table`; the kind may be left out where the name'
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,8 @@ def place(reference: str | Path, columns: Columns | None = None) -> Place:
     location = plain(location)
     if not kind:
         kind = _ENDINGS.get(Path(location).suffix.lower(), "parquet")
+    if kind == "parquet" and "://" not in location:
+        location = os.path.abspath(location)  # workers of a cluster stand in other folders
     if kind == "lance" and not name:
         name, location = Path(location).stem, str(Path(location).parent)
     return Place(kind, location, name, text, columns or Columns())
