@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: help setup demo test tutorials lint docs bench peers clean
 
 help:
-	@echo "make test    set up, lint, type-check and run every test"
+	@echo "make test    set up, lint, type-check and run every test but the tutorials"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
 	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"

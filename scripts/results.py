@@ -1,24 +1,39 @@
-"""Write the results pages from the suites' own files: `python scripts/results.py docs/results`.
+"""Keep runs of suites, and write the results pages from them.
 
-Reads `benchmarks/results/*.json`, each what one `transship bench` run left behind, and writes `index.md` with
-every claim's verdict and a page per run with its tables. Nothing on these pages is typed by hand; a test
-fails while `docs/results` differs from what this script writes.
+    python scripts/results.py docs/results               write the pages of all kept runs
+    python scripts/results.py --keep RUN/results.json    keep a run that `transship bench` left behind
+    python scripts/results.py --again theseus-text …     judge kept runs anew by today's declarations
+
+Kept runs are `benchmarks/results/*.json`. A run whose file would be larger than a megabyte is kept with its
+measurements rounded to five significant digits and its seconds to tenths, and its tables and verdicts are
+those of the rounded numbers. `--again` makes tables, curves and verdicts from a kept run's own cases, so that
+a corrected claim or a figure of a paper reaches it without a new run; cases, seeds, options, fingerprint and
+environment stay as they were.
+
+The pages are `index.md`, with every claim's verdict, and a page per run with its tables. Nothing on them is
+typed by hand; a test fails while `docs/results` differs from what this script writes.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import dataclasses
+import json
 from pathlib import Path
 
+from transship.report import write_text
 from transship.suites.runner.find import load_suite
 from transship.suites.runner.page import count_verdicts, seeds_text, suite_page
-from transship.suites.runner.results import SuiteResult
+from transship.suites.runner.quantities import Measurement
+from transship.suites.runner.results import CaseResult, SuiteResult, summarise
 
 KEPT = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-HEAD = """# Results
+LARGE, DIGITS = 1_000_000, 5
+HEAD = f"""# Results
 
 What the suites measured, run by `transship bench NAME`. A claim is judged by the rule printed with it on the
-suite's own page, from the spread over seeds; nobody chose the word.
+suite's own page, from the spread over seeds; nobody chose the word. Runs are kept in `benchmarks/results`;
+one whose file would be larger than a megabyte is kept with measurements of {DIGITS} significant digits.
 """
 
 
@@ -27,6 +42,45 @@ def runs() -> list[SuiteResult]:
     return sorted(
         (SuiteResult.read(file) for file in KEPT.glob("*.json")), key=lambda run: (run.suite, run.scale)
     )
+
+
+def again(run: SuiteResult) -> SuiteResult:
+    """Return the run's own cases with the tables, curves and verdicts that are declared today."""
+    made = summarise(
+        load_suite(run.suite),
+        run.scale,
+        run.seeds,
+        run.cases,
+        planned=len(run.cases) if run.planned is None else run.planned,
+        fingerprint=run.fingerprint,
+        environment=run.environment,
+    )
+    return dataclasses.replace(made, options=run.options, planned=run.planned)
+
+
+def rounded(run: SuiteResult) -> SuiteResult:
+    """Return the run with measurements of five significant digits, and what they give."""
+    cases = tuple(
+        CaseResult(one.case, tuple(map(_rounded, one.measurements)), one.attachments, round(one.seconds, 1))
+        for one in run.cases
+    )
+    return again(dataclasses.replace(run, cases=cases))
+
+
+def dumps(run: SuiteResult) -> str:
+    """Return the text of a kept file: JSON without spaces."""
+    return json.dumps(run.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def write(run: SuiteResult) -> Path:
+    """Write a run to where runs are kept."""
+    return write_text(KEPT / f"{run.suite}-{run.scale}.json", dumps(run), force=True)
+
+
+def keep(file: Path) -> Path:
+    """Keep a run of `transship bench`, rounded if it is large."""
+    run = again(SuiteResult.read(file))
+    return write(run if len(dumps(run)) <= LARGE else rounded(run))
 
 
 def page_name(run: SuiteResult) -> str:
@@ -47,7 +101,7 @@ def index(found: list[SuiteResult]) -> str:
     return "\n".join(parts)
 
 
-def main(out: Path) -> None:
+def write_pages(out: Path) -> None:
     """Write all pages into `out`, and remove the page of a run that is no longer kept."""
     out.mkdir(parents=True, exist_ok=True)
     found = runs()
@@ -59,9 +113,35 @@ def main(out: Path) -> None:
         (out / stale).unlink()
 
 
+def main() -> None:
+    """Do what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path, help="where the pages go")
+    parser.add_argument("--keep", nargs="+", type=Path, default=[], metavar="FILE", help="runs to keep")
+    parser.add_argument("--again", nargs="+", default=[], metavar="SUITE", help="kept runs to judge anew")
+    given = parser.parse_args()
+    if unknown := set(given.again) - {run.suite for run in runs()}:
+        parser.error(f"no run is kept of {', '.join(sorted(unknown))}")
+    written = [keep(file) for file in given.keep]
+    written += [write(again(run)) for run in runs() if run.suite in given.again]
+    for file in written:
+        print(file)
+    if given.out is not None:
+        write_pages(given.out)
+    elif not written:
+        parser.error("nothing to do")
+
+
+def _rounded(one: Measurement) -> Measurement:
+    shorter = {
+        name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in one.metrics.items()
+    }
+    return Measurement(one.factors, shorter, one.seed)
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

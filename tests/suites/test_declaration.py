@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,12 @@ from transship.suites.runner import Case, Column, Row, Suite, Table, product
 from transship.suites.runner.quantities import Cell, Combined, Quantity
 
 ROWS = (Row("a"), Row("b"))
+_PLACES = (
+    r"(PyPI|npm|Debian) package [a-z]|github\.com/\w|^hub (model|data set)|^pip install|^comes with"
+    r"|doi:|\.edu|GB on the card"
+)
+# suite → why none of its tables can show a paper's figure although it re-runs one of the paper's tables
+WITHOUT_FIGURES: dict[str, str] = {}
 
 
 def test_product_lists_every_combination():
@@ -67,6 +74,31 @@ def test_every_suite_keeps_the_contract(name: str):
         assert list(suite.cases(scale.options))
         for need in suite.needs_at(name):
             assert need.source, "a need says where it comes from"
+            assert not re.search(r"get-data|get-models|registry|list|the same", need.source), need
+            assert re.search(_PLACES, need.source), f"{need} names no place that a user can go to"
     if "paper" not in suite.scales:
         assert suite.scales["quick"].minutes < suite.scales["full"].minutes
     assert all(_cells(claim.quantity) for claim in suite.claims)
+
+
+@pytest.mark.parametrize("name", suite_names())
+def test_a_suite_that_re_runs_a_table_prints_the_papers_figures(name: str):
+    suite = load_suite(name)
+    if "Table" in suite.paper.where and name not in WITHOUT_FIGURES:
+        assert any(table.paper for table in suite.tables), (
+            f"{suite.paper.where}: no figure stands beside ours"
+        )
+
+
+def test_figures_of_one_paper_are_the_same_in_two_suites():
+    """`theseus-clip` has whole rows of the paper, `theseus-width` their means beside our own."""
+    own = load_suite("theseus-clip").tables
+    means = {value for table in own for (_, column), value in table.paper.items() if column == "mean"}
+    shown = [
+        (table.title, row, value)
+        for table in load_suite("theseus-width").tables
+        for (row, column), value in table.paper.items()
+        if column == "accuracy"
+    ]
+    assert shown
+    assert [one for one in shown if one[2] not in means] == []

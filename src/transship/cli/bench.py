@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 WORK = 6_000_000_000
 # minutes below which processes are not worth their start
 SHORT = 2
+# needs of one kind above which those from one place share a line
+MANY = 6
 
 
 @click.command("bench", epilog="Example: transship bench shared-geometry --quick")
@@ -222,18 +224,26 @@ def _time(minutes: float) -> str:
 
 
 def _need_lines(needs: list[tuple[str, str, str, bool]]) -> list[str]:
-    """Return a line per need; where there are many of one kind, a line for all of them."""
+    """Return a line per need; where there are many of one kind, a line for all that one place has."""
     lines = []
     for kind in dict.fromkeys(need[0] for need in needs):
         own = [need for need in needs if need[0] == kind]
-        if len(own) <= 6:
-            lines += [
-                f"{kind} {name} ({source}): {'here' if here else 'missing'}" for _, name, source, here in own
-            ]
-        else:
-            here = sum(need[3] for need in own)
-            lines.append(f"{kind} × {len(own)}, {here} here: {', '.join(need[1] for need in own)}")
+        places: dict[str, list[tuple[str, str, str, bool]]] = {}
+        for need in own:
+            places.setdefault(_place(need) if len(own) > MANY else need[1], []).append(need)
+        for place, found in places.items():
+            _, name, source, here = found[0]
+            if len(found) == 1:
+                lines.append(f"{kind} {name} ({source}): {'here' if here else 'missing'}")
+            else:
+                names, count = ", ".join(need[1] for need in found), sum(need[3] for need in found)
+                lines.append(f"{kind} × {len(found)}, {count} here: {names} ({place})")
     return lines
+
+
+def _place(need: tuple[str, str, str, bool]) -> str:
+    """Return a need's source with NAME for its own name."""
+    return need[2].replace(need[1].partition("@")[0], "NAME")
 
 
 def _only(scale: str) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 from transship.suites._migration_glosses import glosses
 from transship.suites._migration_retrieval import retrieval
+from transship.suites._packages import packaged_data, packaged_model
 from transship.suites.runner import (
     Case,
     Claim,
     Column,
     Context,
     Measurement,
-    Need,
     Options,
     Paper,
     Quantity,
@@ -24,6 +24,7 @@ from transship.suites.runner import (
     Table,
     cell,
 )
+from transship.suites.runner.quantities import Cell, Combined
 
 MODELS = ("minilm-l3", "minilm-l6", "bge-small", "granite-small", "mpnet-base")
 PAIRS = tuple((source, target) for source in MODELS for target in MODELS if source != target)
@@ -49,22 +50,28 @@ def run(case: Case, context: Context) -> list[Measurement]:
 
 @dataclass(frozen=True)
 class EveryPair(Quantity):
-    """The least (or greatest) of a quantity over the pairs of encoders that it was measured for."""
+    """The least (or greatest) of a quantity over the pairs of encoders that it was measured for.
+
+    A seed in which one of these pairs has no number has none: the least of the others is not the least.
+    """
 
     quantity: Quantity
     greatest: bool = False
 
     def per_seed(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[float | None]:
         """Return the least over pairs, seed by seed."""
-        pairs = {(one.factors.get("source"), one.factors.get("target")) for one in measurements}
+        pairs: dict[Any, list[Measurement]] = {}
+        for one in measurements:
+            if {"source", "target"} <= set(one.factors):
+                pairs.setdefault((one.factors["source"], one.factors["target"]), []).append(one)
         columns = [
-            self.quantity.within({"source": source, "target": target}).per_seed(measurements, seeds)
-            for source, target in sorted(pairs, key=str)
-            if source is not None and target is not None
+            self.quantity.per_seed(own, seeds) for own in pairs.values() if _tried(self.quantity, own, seeds)
         ]
-        measured = [column for column in columns if None not in column]
         extreme = max if self.greatest else min
-        return [extreme(values) for values in zip(*measured, strict=True)] or [None] * len(seeds)
+        return [
+            None if None in values else extreme(value for value in values if value is not None)
+            for values in zip(*columns, strict=True)
+        ] or [None] * len(seeds)
 
     def within(self, factors: Any) -> Quantity:
         """Return the same over the pairs under `factors`."""
@@ -72,6 +79,17 @@ class EveryPair(Quantity):
 
     def __str__(self) -> str:
         return f"{'highest' if self.greatest else 'lowest'} over pairs of {self.quantity}"
+
+
+def _tried(quantity: Quantity, measurements: Sequence[Measurement], seeds: Sequence[int]) -> bool:
+    """Return whether anything of the quantity was measured, also where no number came of it.
+
+    Some rows have fewer pairs than the suite.
+    """
+    if isinstance(quantity, Combined):
+        return any(_tried(part, measurements, seeds) for part in quantity.parts)
+    noted = [Measurement(one.factors, dict.fromkeys(one.metrics, 0.0), one.seed) for one in measurements]
+    return isinstance(quantity, Cell) and quantity.per_seed(noted, seeds) != [None] * len(seeds)
 
 
 def _recall(method: str, anchors: int = 2000) -> Any:
@@ -301,10 +319,8 @@ suite = Suite(
                 "words": 64,
             },
             needs=(
-                Need("data", "ir_scifact-corpus", "get-data", "ODC-By 1.0"),
-                Need("data", "ir_cisi-corpus", "get-data"),
-                Need("model", "granite-small", "get-models", "Apache-2.0"),
-                Need("model", "mpnet-base", "get-models", "Apache-2.0"),
+                *map(packaged_data, ("ir_scifact-corpus", "ir_cisi-corpus")),
+                *map(packaged_model, ("granite-small", "mpnet-base")),
             ),
         ),
     },
@@ -319,10 +335,7 @@ suite = Suite(
         _judged("cisi", "CISI", (500, 1000)),
     ),
     needs=(
-        Need("data", "wordnet_glosses", "get-data", "WordNet licence"),
-        Need("data", "ir_cranfield-corpus", "get-data"),
-        Need("model", "minilm-l3", "get-models", "Apache-2.0"),
-        Need("model", "minilm-l6", "get-models", "Apache-2.0"),
-        Need("model", "bge-small", "get-models", "MIT"),
+        *map(packaged_data, ("wordnet_glosses", "ir_cranfield-corpus")),
+        *map(packaged_model, ("minilm-l3", "minilm-l6", "bge-small")),
     ),
 )

@@ -161,7 +161,7 @@ suite = Suite(
             source="Table 2 (0.12)",
         ),
         Claim(
-            text="Without translation a head is close to guessing: IRP gains at least 0.3.",
+            text="IRP gains at least 0.3 over a head that is used without translation.",
             quantity=_mean("IRP") - _mean("absolute"),
             at_least=0.3,
             source="Table 2 (0.66)",

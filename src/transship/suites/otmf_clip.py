@@ -25,6 +25,7 @@ from transship.suites.runner import (
     Table,
     cell,
     highest,
+    lowest,
 )
 from transship.suites.small_merge.names import BASE, CARRIED, INDIVIDUAL, MIX, OTMF, OWN, PAPER
 
@@ -299,7 +300,8 @@ suite = Suite(
         "FusionBench's published fine-tunes of CLIP are merged one after another on 8, 14 and 20 image sets; "
         "the order is drawn by the seed (seed 0: as FusionBench lists them). Heads are CLIP's zero-shot "
         "heads; OTMF tunes them on a quarter of the labels, as its paper says. Rows of the paper that are "
-        "not here: continual fine-tuning, multi-task training, AM++ and Concrete AM."
+        "not here: continual fine-tuning, multi-task training, AM++ and Concrete AM. A claim that names no "
+        "backbone is of the mean of both."
     ),
     paper=Paper(
         "Merging without Forgetting: Continual Fusion of Task-Specific Models via Optimal Transport",
@@ -308,13 +310,19 @@ suite = Suite(
     ),
     claims=(
         Claim(
-            text="On eight sets OTMF with tuned heads is above every continual baseline, both backbones.",
-            quantity=_acc(OTMF, PAPER) - highest(*(_acc(name) for name in _BASELINES)),
+            text="On eight sets OTMF with tuned heads is above every baseline of Table 1 on each backbone.",
+            quantity=lowest(
+                *(
+                    _acc(OTMF, PAPER, backbone=one)
+                    - highest(*(_acc(name, backbone=one) for name in _BASELINES))
+                    for one in BACKBONES
+                )
+            ),
             at_least=0.0,
             source="Table 1 (+4.2, +1.0)",
         ),
         Claim(
-            text="On eight sets OTMF is above every continual baseline when all have own heads.",
+            text="On eight sets OTMF is above every baseline of Table 1 when all have own heads.",
             quantity=_acc(OTMF) - highest(*(_acc(name) for name in _BASELINES)),
             at_least=0.0,
             source="Section 5.2, on equal terms",
