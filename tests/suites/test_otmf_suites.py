@@ -3,46 +3,122 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from transship.suites import load_suite, run_suite
-from transship.suites.runner import Case, Claim, Measurement, Scale, Suite, SuiteResult, cell
+from transship.suites.runner import Case, Claim, Measurement, Quantity, Scale, Suite, SuiteResult, Table, cell
 from transship.suites.runner.page import suite_page
+from transship.suites.runner.quantities import Cell, Combined
 from transship.suites.runner.results import CaseResult, summarise
-from transship.suites.small_merge import names, pictures
-from transship.suites.small_merge.declared import ours, theirs
+from transship.suites.small_merge import declared, names, pictures
+from transship.suites.small_merge.bench import base_by_order
+from transship.suites.small_merge.declared import ours, sweep_claim, theirs
 from transship.suites.small_merge.figures import over_orders
+from transship.suites.small_merge.heads import Known
 from transship.suites.small_merge.names import BASELINES, HEADS, MIX, OTMF, PAIRED, Way
+from transship.suites.small_merge.trajectory import Arrival, follow
+from transship.verbs.merge.fusion.heads import LinearHead
 
 NAMES = ("otmf-continual", "otmf-text")
 
 
+# one order of these is enough for what they are there to show
+ONE_ORDER = (PAIRED, names.RUNNING)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_the_full_scale_has_three_orders_three_seeds_and_all_baselines(name: str):
+def test_the_full_scale_has_three_orders_three_seeds_and_everything_that_the_paper_compares(name: str):
     suite = load_suite(name)
     full = suite.scales["full"]
-    assert full.seeds == 3
+    assert (full.seeds, full.options["orders"]) == (3, 3)
     cases = list(suite.cases(full.options))
-    merged = {(case["method"], case["order"]) for case in cases if case["part"] == "continual"}
-    wanted = [*(BASELINES if name == "otmf-continual" else ("average", "OPCM", "task arithmetic")), OTMF]
-    assert set(itertools.product(wanted, range(3))) <= merged
-    rows = {row.name for row in suite.tables[0].rows}
-    assert set(wanted) <= rows
-    assert rows >= {names.BASE}  # the control stands in the same table
+    # as finished cases are called: other factors would make them incomparable
+    assert [case for case in cases if case["part"] == "bounds"] == [{"part": "bounds"}]
+    merged = [case for case in cases if case["part"] == "continual"]
+    assert merged == [
+        {"part": "continual", "method": way, "order": order}
+        for way in names.WAYS
+        for order in range(1 if way in ONE_ORDER else 3)
+    ]
+    assert set(names.WAYS) >= {*BASELINES, OTMF, MIX, "OTMF, rows", "OTMF, tensors", *ONE_ORDER}
+    joint = [case for case in cases if case["part"] == "joint"]
+    assert joint == [{"part": "joint", "method": way} for way in names.JOINT]
+    swept = [case for case in cases if case["part"] == "sweep"]
+    assert swept == [{"part": "sweep", "method": names.SWEPT, "alpha": alpha} for alpha in declared._TABLE_5]
+    assert len(cases) == 1 + len(merged) + len(joint) + len(swept)
 
 
-def test_the_sweep_of_alpha_goes_from_nothing_to_everything():
-    suite = load_suite("otmf-continual")
-    alphas = [case["alpha"] for case in suite.cases(suite.scales["full"].options) if case["part"] == "sweep"]
-    assert (min(alphas), max(alphas)) == (0.0, 1.0)
-    assert 0.8 in alphas
+def test_the_suite_of_texts_has_the_rows_and_controls_of_that_of_pictures():
+    pictures_, texts = (load_suite(name) for name in NAMES)
+    assert [(one.title, one.rows, [str(c.quantity) for c in one.columns]) for one in pictures_.tables] == [
+        (one.title, one.rows, [str(c.quantity) for c in one.columns]) for one in texts.tables
+    ]
+    assert pictures_.curves == texts.curves
+    assert [claim.rule for claim in pictures_.claims] == [claim.rule for claim in texts.claims]
+    kinds = [{case["part"] for case in one.cases(one.scales["quick"].options)} for one in (pictures_, texts)]
+    assert kinds == [{"bounds", "continual", "joint"}] * 2
 
 
-@pytest.mark.parametrize("claim", [*ours(), *theirs()], ids=lambda claim: claim.text[:40])
+def levels_of(table: Table) -> list[Mapping[str, Any]]:
+    """Return what the rows select, and what cells of the columns select by themselves."""
+    cells = [part for column in table.columns for part in parts_of(column.quantity)]
+    return [*(row.where for row in table.rows), *(one.where for one in cells)]
+
+
+def parts_of(quantity: str | Quantity) -> list[Cell]:
+    if isinstance(quantity, Combined):
+        return [cell for part in quantity.parts for cell in parts_of(part)]
+    return [quantity] if isinstance(quantity, Cell) else []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unmerged_base_stands_in_every_table_and_curve(name: str):
+    suite = load_suite(name)
+    for table in suite.tables:
+        assert any(where.get("method") == names.BASE for where in levels_of(table)), table.title
+    ablation = next(table for table in suite.tables if table.title.startswith("What masks"))
+    shown = {(row.where["method"], row.where["heads"]) for row in ablation.rows}
+    assert {heads for method, heads in shown if method == OTMF} <= {
+        heads for method, heads in shown if method == names.BASE
+    }
+    lines = {(row.where["method"], row.where["heads"]) for row in suite.curves[0].lines}
+    for heads in (names.OWN, names.PAPER, names.CARRIED):
+        assert {(names.SWEPT, heads), (names.UNSWEPT, heads)} <= lines
+
+
+def arrival(seed: int) -> Arrival:
+    """A task of three classes by a linear body and head of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Linear(5, 5, bias=False)
+    model.weight.data = torch.randn(5, 5, generator=generator)
+    head = LinearHead(torch.randn(3, 5, generator=generator), torch.zeros(3))
+    inputs, test = torch.randn(60, 5, generator=generator), torch.randn(50, 5, generator=generator)
+    logits = head(model(inputs).detach())
+    known = Known(inputs, logits.argmax(1), logits, 3)
+    return Arrival(f"task-{seed}", model, head, known, test, head(model(test).detach()).argmax(1))
+
+
+def test_the_base_follows_each_order_as_the_papers_last_head_is_never_tuned():
+    arrivals = [arrival(seed) for seed in range(3)]
+    orders = [arrivals, arrivals[::-1], [arrivals[1], arrivals[2], arrivals[0]]]
+    base = nn.Linear(5, 5, bias=False)
+    base.weight.data = torch.eye(5)
+    found = base_by_order(base, orders)
+    for order, one in zip(orders, found, strict=True):
+        for heads, quality in follow(order, [base] * 3).items():  # all kinds, followed in full
+            assert one[heads]["accuracy"] == pytest.approx(quality.acc)
+            assert one[heads]["backward transfer"] == pytest.approx(quality.bwt)
+    assert len({round(one[names.PAPER]["accuracy"], 9) for one in found}) > 1
+    assert len({round(one[names.TUNED]["accuracy"], 9) for one in found}) == 1
+
+
+@pytest.mark.parametrize("claim", [*ours(), *theirs(), sweep_claim()], ids=lambda claim: claim.text[:40])
 def test_every_claim_is_decided_by_its_numbers_alone(claim: Claim):
     """With every accuracy equal the quantity is zero: only claims that ask for no margin can hold."""
     levels = [
@@ -57,6 +133,11 @@ def test_every_claim_is_decided_by_its_numbers_alone(claim: Claim):
         Measurement({"method": method, "labels": labels, "order": 0}, {"accuracy of label heads": 0.5}, seed)
         for method in names.CONTROLLED
         for labels in names.LABEL_HEADS
+        for seed in range(2)
+    ]
+    levels += [
+        Measurement({"method": names.SWEPT, "heads": names.PAPER, "alpha": alpha}, {"accuracy": 0.5}, seed)
+        for alpha in names.ALPHAS
         for seed in range(2)
     ]
     assert claim.quantity.per_seed(levels, [0, 1]) == [0.0, 0.0]
@@ -78,18 +159,22 @@ def test_medians_are_over_orders_and_seeds():
 
 
 def tiny(name: str, **options: Any) -> Suite:
-    declared = load_suite(name)
-    scale = Scale(seeds=2, minutes=0.1, options={**declared.scales["full"].options, **options})
-    return dataclasses.replace(declared, scales={**declared.scales, "quick": scale})
+    suite = load_suite(name)
+    scale = Scale(seeds=2, minutes=0.1, options={**suite.scales["full"].options, **options})
+    return dataclasses.replace(suite, scales={**suite.scales, "quick": scale})
 
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch):
-    """Masks that are trained for two iterations on eight inputs."""
-    for title, way in names.WAYS.items():
-        if way.method == "otmf":
-            options = {"iterations": 2, **way.options, "batch_size": 8}
-            monkeypatch.setitem(names.WAYS, title, Way("otmf", options))
+    """Masks that are trained for two iterations on eight inputs, coefficients for two steps."""
+    for ways in (names.WAYS, names.JOINT):
+        for title, way in ways.items():
+            options = dict(way.options)
+            if way.method == "otmf":
+                options = {"iterations": 2, **options, "batch_size": 8}
+            if "steps" in options:
+                options["steps"] = 2
+            monkeypatch.setitem(ways, title, Way(way.method, options, way.strength))
 
 
 def check(result: SuiteResult, suite: Suite) -> None:
@@ -101,6 +186,11 @@ def check(result: SuiteResult, suite: Suite) -> None:
             assert all(one.seeds == 2 and 0 <= (one.mean or 0) <= 100 for one in cells), row
     base, fixed = main.rows.index(names.BASE), by_name["BWT by kind of head (own heads never change)"]
     assert fixed.cells[base][0].mean == 0.0  # nothing merged, nothing forgotten
+    curve = result.curves[0]
+    assert curve.x == (0.8,)
+    assert [one.seeds for line in curve.points for one in line] == [
+        2
+    ] * 6  # the sweep, and the base beside it
     html = suite_page(suite, result).to_html()
     assert "Figures" in html
     assert len(result.dumps()) < 600_000
@@ -127,7 +217,6 @@ def test_a_small_run_on_pictures(tmp_path: Path, data_dir: Path, monkeypatch: py
     result = run_suite(suite, "quick", home=tmp_path)
     pictures.load_task.cache_clear()
     check(result, suite)
-    assert result.curves[0].x == (0.8,)
     joint = next(table for table in result.tables if table.title.startswith("Joint"))
     for row, cells in zip(joint.rows, joint.cells, strict=True):
         if row in ("joint TIES", "joint RegMean"):
@@ -148,6 +237,8 @@ def test_a_small_run_on_texts(tmp_path: Path, data_dir: Path, models_dir: Path):
         tokens=8,
         tune=3,
         orders=1,
-        methods={"average": 1, OTMF: 1},
+        methods={"average": 1, "AdaMerging, layer": 1, OTMF: 1},
+        joint=["joint RegMean++", "joint Concrete"],
+        alphas=[0.8],
     )
     check(run_suite(suite, "quick", home=tmp_path), suite)

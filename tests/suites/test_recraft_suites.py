@@ -1,5 +1,6 @@
 import pytest
 
+from transship.registry import build_method
 from transship.suites.cross_modal.rows import CORE, OTHERS, TITLES
 from transship.suites.runner import Case, Context, load_suite
 from transship.suites.runner.cache import Cache
@@ -19,8 +20,28 @@ def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: 
                     if (dict(case)["variant"], dict(case)["task"]) == (variant, task)
                 }
                 unaided = {"raw"}
-                assert {*unaided, "nft", "recraft", "fa"} <= parts
+                assert {*unaided, "nft", "recraft", "fa", "fa-warm"} <= parts
                 assert parts - {"raw", "fno"} <= set(TITLES)
+
+
+def test_claims_of_every_run_are_judged_run_by_run():
+    for claim in load_suite("recraft-series").claims:
+        assert claim.every == claim.text.startswith("In every run")
+
+
+@pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
+def test_no_row_or_claim_passes_for_the_default_of_adapt_fit(name: str):
+    suite = load_suite(name)
+    said = [claim.text for claim in suite.claims]
+    said += [row.name for table in suite.tables for row in table.rows]
+    assert not [text for text in said if "adapt fit" in text]
+    assert "The default of `adapt fit` is not measured" in suite.summary
+    default = build_method("adapt", "recraft")
+    for scale in ("full", "large"):
+        for own in suite.scales[scale].options["variants"].values():
+            for option, value in own["methods"]["hybrid"].items():
+                if value != getattr(default, option):
+                    assert f"`{option}`" in suite.summary
 
 
 def test_the_large_scale_has_every_row():

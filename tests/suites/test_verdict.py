@@ -82,6 +82,34 @@ def test_the_rule_is_stated_with_quantity_bound_and_confidence():
 
 
 @pytest.mark.parametrize(
+    ("values", "bounds", "decided", "reason"),
+    [
+        ([1.12, 1.0, 1.0, 1.0, 1.0], {"at_most": 1.1}, "refuted", "the worst of 5 seeds is 1.12 (seed 0)"),
+        ([1.1, 1.0, 1.0, 1.0, 0.2], {"at_most": 1.1}, "confirmed", "the worst of 5 seeds is 1.1 (seed 0)"),
+        ([0.4, 0.5, 0.09], {"at_least": 0.1}, "refuted", "the worst of 3 seeds is 0.09 (seed 2)"),
+        ([0.4, 3.0, 0.0], {"at_least": 0.1, "at_most": 1.0}, "refuted", "the worst of 3 seeds is 3 (seed 1)"),
+        ([0.4, None, 0.5], {"at_most": 1.0}, "undecided", "no value for seed 1"),
+        ([0.4], {"at_most": 1.0}, "undecided", "one seed has no spread"),
+    ],
+)
+def test_a_claim_of_every_run_is_decided_by_the_worst_of_them(
+    values: list[float | None], bounds: dict[str, float], decided: str, reason: str
+):
+    claim = Claim(text="c", quantity=cell("score", row="left"), every=True, **bounds)
+    found = judge(claim, measured(values, []), range(len(values)))
+    assert (found.verdict, found.low, found.high) == (decided, None, None)
+    assert found.reason.startswith(reason)
+    assert "in every seed; refuted if it is not in one of them" in found.rule
+    assert "interval" not in found.rule + found.reason
+
+
+def test_the_mean_of_runs_does_not_decide_a_claim_of_every_run():
+    values = [1.12, 1.0, 1.0, 1.0, 1.0]  # an interval of 0.9574 to 1.091: the mean is below 1.1
+    claim = Claim(text="c", quantity=cell("score", row="left"), at_most=1.1)
+    assert judge(claim, measured(values, []), range(5)).verdict == "confirmed"
+
+
+@pytest.mark.parametrize(
     "bounds", [{}, {"at_least": 2.0, "at_most": 1.0}, {"at_least": 0.0, "confidence": 1.0}]
 )
 def test_a_claim_without_a_usable_rule_is_refused(bounds: dict[str, float]):

@@ -22,6 +22,8 @@ from transship.cli.options import (
 
 if TYPE_CHECKING:
     from transship.verbs.merge.fusion.engine import Fusion
+    from transship.verbs.merge.plan import MergePlan
+    from transship.verbs.merge.recipe.adapters import AdapterMerge
 
 RECIPE = click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 OUT = click.argument("out", type=click.Path(file_okay=False, path_type=Path))
@@ -94,8 +96,7 @@ def run_command(
     merged = merge(recipe, seed=seed, allow_pickle=allow_pickle)
     limit = None if memory is None else parse_bytes(memory)
     merged.threads(jobs, limit)
-    if not as_json:
-        click.echo(merged.plan.text(), err=True)
+    click.echo(_not_merged(merged.plan) if as_json else merged.plan.text(), err=True, nl=not as_json)
     progress = _line("merge", "tensors")
     merged.save(
         out,
@@ -117,6 +118,12 @@ def run_command(
         for line in merged.learnt_lines():
             click.echo(line, err=True)
         click.echo(str(out))
+
+
+def _not_merged(plan: MergePlan | AdapterMerge) -> str:
+    """Return the lines of a plan on tensors that are not merged, as not all models have them."""
+    lines = plan.text().splitlines(keepends=True)
+    return "".join(line.rstrip() + "\n" for line in lines if line.startswith(("copied ", "dropped ")))
 
 
 def _line(what: str, unit: str = "") -> Callable[[int, int, str], None]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transship.suites.runner import Case, Context, Measurement, Options, Paper, Scale, Suite, SuiteResult
+from transship.suites.runner import Case, Context, Measurement, Paper, Scale, Suite, SuiteResult
 from transship.suites.small_merge.bench import Bench
-from transship.suites.small_merge.declared import alpha_curve, ours, sweep_claim, tables, theirs
-from transship.suites.small_merge.names import JOINT, MIX, OTMF, PAIRED, RUNNING, SWEPT, WAYS
+from transship.suites.small_merge.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
+from transship.suites.small_merge.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
 from transship.suites.small_merge.pictures import NEEDS, TASKS
 
 if TYPE_CHECKING:
@@ -20,18 +20,7 @@ if TYPE_CHECKING:
 
     from transship.suites.small_merge.training import Task
 
-
-ALPHAS = (0.0, 0.4, 0.6, 0.8, 0.9, 1.0)
-CLAIMS = (*ours(), *theirs(), sweep_claim(ALPHAS))
-
-
-def cases(options: Options) -> list[dict[str, Any]]:
-    """Return the bounds, every way to merge in every order, joint merges and the sweep of α."""
-    found: list[dict[str, Any]] = [{"part": "bounds"}]
-    for method, orders in options["methods"].items():
-        found += [{"part": "continual", "method": method, "order": order} for order in range(orders)]
-    found += [{"part": "joint", "method": method} for method in options["joint"]]
-    return found + [{"part": "sweep", "method": SWEPT, "alpha": alpha} for alpha in options["alphas"]]
+CLAIMS = (*ours(), *theirs(), sweep_claim())
 
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
@@ -151,7 +140,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=3,
-            minutes=45,
+            minutes=48,
             options={
                 "tasks": list(TASKS),
                 "rows": 3000,
@@ -160,7 +149,7 @@ suite = Suite(
                 "tune": 200,
                 "rate": 4e-4,
                 "orders": 3,
-                "methods": {name: 1 if name in (PAIRED, RUNNING) else 3 for name in WAYS},
+                "methods": dict(ORDERS),
                 "joint": list(JOINT),
                 "alphas": list(ALPHAS),
             },
@@ -168,7 +157,7 @@ suite = Suite(
     },
     cases=cases,
     run=run,
-    tables=tables(tuple(WAYS), setting=_SETTING, alphas=ALPHAS, joint=True),
+    tables=tables(setting=_SETTING),
     curves=(alpha_curve(),),
     figures=figures,
     needs=NEEDS,

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from transship.suites.runner import Case, Context, Measurement, Options, Paper, Scale, Suite, SuiteResult
+from transship.suites.runner import Case, Context, Measurement, Paper, Scale, Suite, SuiteResult
 from transship.suites.small_merge.bench import Bench
-from transship.suites.small_merge.declared import ours, tables, theirs
-from transship.suites.small_merge.names import BASELINES, KEPT, MIX, OTMF, PAIRED
+from transship.suites.small_merge.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
+from transship.suites.small_merge.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
 from transship.suites.small_merge.texts import MODEL, NEEDS, TASKS
 
 if TYPE_CHECKING:
@@ -20,30 +20,7 @@ if TYPE_CHECKING:
 
     from transship.suites.small_merge.training import Task
 
-METHODS = (
-    "average",
-    "OPCM",
-    OTMF,
-    MIX,
-    KEPT,
-    "task arithmetic",
-    "TIES",
-    "TSV-M",
-    "RegMean",
-    "Fisher",
-    PAIRED,
-)
-# of these only the first order is run
-ONE_ORDER = ("TIES", "TSV-M", "RegMean", "Fisher", PAIRED)
-CLAIMS = (*ours(), *theirs(tuple(name for name in BASELINES if name in METHODS)))
-
-
-def cases(options: Options) -> list[dict[str, Any]]:
-    """Return the bounds and every way to merge in every order."""
-    found: list[dict[str, Any]] = [{"part": "bounds"}]
-    for method, orders in options["methods"].items():
-        found += [{"part": "continual", "method": method, "order": order} for order in range(orders)]
-    return found
+CLAIMS = (*ours(), *theirs(), sweep_claim())
 
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
@@ -144,7 +121,7 @@ suite = Suite(
     paper=Paper(
         "Merging without Forgetting: Continual Fusion of Task-Specific Models via Optimal Transport",
         authors="Pan, Chen, Li, Zhang, Cui, Jin, Tao, Yang, Ye and Zhang",
-        where="Tables 1 and 4, Figure 5",
+        where="Tables 1, 2, 4 and 5, Figure 5",
     ),
     claims=CLAIMS,
     scales={
@@ -161,11 +138,13 @@ suite = Suite(
                 "rate": 5e-4,
                 "orders": 1,
                 "methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1),
+                "joint": ["joint TIES"],
+                "alphas": [],
             },
         ),
         "full": Scale(
             seeds=3,
-            minutes=100,
+            minutes=140,
             options={
                 "tasks": list(TASKS),
                 "rows": 2000,
@@ -175,13 +154,16 @@ suite = Suite(
                 "tune": 250,
                 "rate": 5e-4,
                 "orders": 3,
-                "methods": {name: 1 if name in ONE_ORDER else 3 for name in METHODS},
+                "methods": dict(ORDERS),
+                "joint": list(JOINT),
+                "alphas": list(ALPHAS),
             },
         ),
     },
     cases=cases,
     run=run,
-    tables=tables(METHODS, setting=_SETTING),
+    tables=tables(setting=_SETTING),
+    curves=(alpha_curve(),),
     figures=figures,
     needs=NEEDS,
 )

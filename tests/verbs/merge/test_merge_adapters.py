@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transship import checkpoints
-from transship.errors import CheckpointError, NumericalError, OptionError
+from transship.errors import CheckpointError, NumericalError, OptionError, TransshipWarning
 from transship.verbs.merge.plan import plan
 from transship.verbs.merge.recipe.adapters import AdapterMerge
 from transship.verbs.merge.recipe.headed import headed_config
@@ -172,6 +172,59 @@ def test_adapters_of_different_bases_are_refused_unless_the_recipe_allows_it(ada
     with pytest.raises(CheckpointError, match="it was trained on other-base, and lora-mood on bare"):
         plan(recipe())
     assert isinstance(plan(recipe(compatibility="off")), AdapterMerge)
+
+
+def rebased(adapters: Path, name: str) -> None:
+    """Let lora-mood say that it was trained on another base."""
+    path = adapters / "lora-mood" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": name}))
+
+
+def stranger(adapters: Path, noise: float) -> str:
+    """Write a model of the base's shapes, so far from it; return its folder."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree("bare", "other")
+    random = np.random.default_rng(0)
+    arrays = {
+        name: (array if noise < 1 else 0) + noise * array.std() * random.standard_normal(array.shape)
+        for name, array in load_file("bare/model.safetensors").items()
+    }
+    arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    save_file(arrays, "other/model.safetensors", metadata={"format": "pt"})
+    return str(adapters / "other")
+
+
+ALONE = {"merge_method": "passthrough", "models": [{"model": "bare+lora-mood"}]}
+TOGETHER = recipe()
+TOGETHER["models"] = TOGETHER["models"][:1]
+
+
+@pytest.mark.parametrize("given", [ALONE, TOGETHER], ids=["base+adapter", "adapters alone"])
+def test_an_adapter_whose_own_base_has_other_weights_is_refused(
+    given: dict[str, Any], adapters: Path, tmp_path: Path
+):
+    rebased(adapters, stranger(adapters, 1.0))
+    with pytest.raises(
+        CheckpointError, match=r"lora-mood: it was trained on .*other, which is another model"
+    ):
+        merge(given).save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    merge({**given, "compatibility": "off"}).save(tmp_path / "off")
+
+
+@pytest.mark.parametrize("given", [ALONE, TOGETHER], ids=["base+adapter", "adapters alone"])
+def test_a_base_of_another_name_or_a_little_away_is_a_warning(
+    given: dict[str, Any], adapters: Path, tmp_path: Path
+):
+    rebased(adapters, stranger(adapters, 0.1))
+    with pytest.warns(TransshipWarning, match=r"lora-mood: it was trained on .*other, whose weights are \d"):
+        merge(given).save(tmp_path / "near")
+    rebased(adapters, "somebody/other-base")
+    with pytest.warns(TransshipWarning, match="says that it was trained on somebody/other-base"):
+        merge(given).save(tmp_path / "named")
+    rebased(adapters, "somebody/bare")
+    merge(given).save(tmp_path / "same")  # the name is the folder's: nothing is said
 
 
 def test_a_nan_in_a_factor_is_one_sentence_and_leaves_nothing(adapters: Path, tmp_path: Path):

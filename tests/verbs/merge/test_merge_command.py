@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from transship.cli.merge import _line, command
+from transship.verbs.merge.run import Merge
 
 TEXT = "merge_method: linear\nmodels: [{model: a}, {model: b}]\nparameters: {weight: 0.5}\n"
 
@@ -36,6 +37,32 @@ def test_run_writes_the_folder_and_says_where(run):
     assert Path("page.html").is_file()
     found = run("run", "recipe.yaml", "out", "--force", "--json", "--seed", "3", "--memory", "1GB")
     assert json.loads(found.stdout)["folder"] == "out"
+
+
+@pytest.mark.parametrize("arguments", [("plan",), ("run", "out"), ("run", "out", "--json")])
+def test_a_tensor_that_a_fine_tune_lacks_is_said_before_anything_is_written(
+    arguments: tuple[str, ...], run, toys: Callable[..., None], layered, monkeypatch: pytest.MonkeyPatch
+):
+    lacking = layered(1, noise_of=layered(0))
+    del lacking["layers.1.mlp.weight"]
+    toys("a", lacking, num_hidden_layers=2)
+    text = TEXT.replace("linear", "task_arithmetic") + "base_model: base\n"
+    Path("recipe.yaml").write_text(text)
+    monkeypatch.setattr(Merge, "save", refuse)  # what is printed is printed before
+    result = run(arguments[0], "recipe.yaml", *arguments[1:])
+    assert isinstance(result.exception, StoppedError) == (arguments[0] == "run")
+    assert "copied    layers.1.mlp.weight (copied from base: a has it not)\n" in result.output
+    Path("recipe.yaml").write_text(text + "extra_tensors: error\n")
+    refused = run(arguments[0], "recipe.yaml", *arguments[1:])
+    assert "only b, base has it, and a has not" in str(refused.exception)
+
+
+class StoppedError(Exception):
+    """Nothing is to be written."""
+
+
+def refuse(*_: object, **__: object) -> None:
+    raise StoppedError
 
 
 def test_a_mistake_reaches_the_user_as_an_error_of_ours(run):

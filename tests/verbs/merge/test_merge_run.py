@@ -161,7 +161,9 @@ def test_tensors_that_not_all_models_have_are_never_dropped_silently(
     toys: Make, layered: Any, safetensors_models: Make, tmp_path: Path
 ):
     tower = np.ones((2, 3), np.float32)
-    safetensors_models("seeing", layered(1) | {"vision.weight": tower}, num_hidden_layers=2)
+    safetensors_models(
+        "seeing", layered(3, noise_of=layered(0)) | {"vision.weight": tower}, num_hidden_layers=2
+    )
     first = {
         "merge_method": "linear",
         "parameters": {"weight": 1},
@@ -204,6 +206,10 @@ def test_mergekit_arithmetic_rounds_every_step_and_is_refused_where_it_is_not_th
     assert not np.array_equal(exact, parity)
     with pytest.raises(OptionError, match="arithmetic: mergekit in bfloat16 is not there for ram"):
         merge(recipe("ram", base="base", arithmetic="mergekit")).tensor("embed.weight")
+    wide = recipe("ram", base="base", dtype="float32")  # nothing to round: the same with it
+    np.testing.assert_array_equal(
+        merge({**wide, "arithmetic": "mergekit"}).tensor("embed.weight"), merge(wide).tensor("embed.weight")
+    )
 
 
 def test_memory_does_not_grow_with_the_model(safetensors_models: Make, tmp_path: Path):

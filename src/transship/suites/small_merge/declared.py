@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transship.suites.runner import Claim, Column, Curve, Quantity, Row, Table, cell, highest
+from transship.suites.runner import Claim, Column, Curve, Options, Quantity, Row, Table, cell, highest
 from transship.suites.small_merge.names import (
+    ALPHAS,
     BASE,
     BASELINES,
     CARRIED,
@@ -29,6 +30,8 @@ from transship.suites.small_merge.names import (
     SWEPT,
     TOGETHER,
     TUNED,
+    UNSWEPT,
+    WAYS,
     WIDE,
     WIDE_POLISHED,
 )
@@ -58,6 +61,15 @@ _TABLE_2_JOINT = {
 }
 # Table 5: ACC by α
 _TABLE_5 = {0.0: 55.4, 0.2: 55.4, 0.4: 63.9, 0.6: 72.0, 0.7: 76.4, 0.8: 79.7, 0.9: 71.0, 1.0: 65.8}
+
+
+def cases(options: Options) -> list[dict[str, Any]]:
+    """Return the bounds, every way to merge in every order, joint merges and the sweep of α."""
+    found: list[dict[str, Any]] = [{"part": "bounds"}]
+    for method, orders in options["methods"].items():
+        found += [{"part": "continual", "method": method, "order": order} for order in range(orders)]
+    found += [{"part": "joint", "method": method} for method in options["joint"]]
+    return found + [{"part": "sweep", "method": SWEPT, "alpha": alpha} for alpha in options["alphas"]]
 
 
 def accuracy(method: str, heads: str) -> Quantity:
@@ -194,9 +206,9 @@ def theirs(baselines: Sequence[str] = BASELINES) -> tuple[Claim, ...]:
     )
 
 
-def sweep_claim(alphas: Sequence[float]) -> Claim:
+def sweep_claim() -> Claim:
     """α = 0.8 is the best of the sweep."""
-    others = highest(*(_swept(alpha) for alpha in alphas if alpha != 0.8))
+    others = highest(*(_swept(alpha) for alpha in ALPHAS if alpha != 0.8))
     return Claim(
         text="α = 0.8 is the best of the sweep.",
         quantity=_swept(0.8) - others,
@@ -213,13 +225,11 @@ def _percent(name: str, quantity: str | Quantity) -> Column:
     return Column(name, quantity, percent=True, digits=1)
 
 
-def tables(
-    methods: Sequence[str], *, setting: str, alphas: Sequence[float] = (), joint: bool = False
-) -> tuple[Table, ...]:
+def tables(*, setting: str) -> tuple[Table, ...]:
     """Return all tables; the unmerged base under the same head stands in every one."""
-    rows = tuple(Row(name, {"method": name}) for name in (BASE, *methods))
+    rows = tuple(Row(name, {"method": name}) for name in (BASE, *WAYS))
     heads = tuple(_percent(name, cell("accuracy", heads=name)) for name in HEADS)
-    found = [
+    return (
         Table(title="ACC by kind of head", rows=rows, columns=heads),
         Table(
             title="ACC above the unmerged base with the same kind of head",
@@ -267,12 +277,9 @@ def tables(
                 Column("CPU seconds of merging", "seconds", digits=1),
             ),
         ),
-    ]
-    if joint:
-        found.append(_joint_table(setting))
-    if alphas:
-        found.append(_sweep_table(alphas, setting))
-    return tuple(found)
+        _joint_table(setting),
+        _sweep_table(setting),
+    )
 
 
 def _bounds_table() -> Table:
@@ -317,6 +324,7 @@ def _ablation_table(setting: str) -> Table:
         "without head tuning": ({"method": OTMF, "heads": OWN}, 72.2),
         "without masks": ({"method": MIX, "heads": PAPER}, 64.0),
         "without both": ({"method": MIX, "heads": OWN}, None),
+        "nothing merged, own heads": ({"method": BASE, "heads": OWN}, None),
         "nothing merged, heads tuned": ({"method": BASE, "heads": PAPER}, None),
         "nothing merged, all heads tuned": ({"method": BASE, "heads": TUNED}, None),
     }
@@ -346,8 +354,11 @@ def _joint_table(setting: str) -> Table:
     )
 
 
-def _sweep_table(alphas: Sequence[float], setting: str) -> Table:
-    rows = tuple(Row(f"α = {alpha:g}", {"method": SWEPT, "alpha": alpha}) for alpha in alphas)
+def _sweep_table(setting: str) -> Table:
+    rows = (
+        Row(BASE, {"method": BASE, "order": 0}),
+        *(Row(f"α = {alpha:g}", {"method": SWEPT, "alpha": alpha}) for alpha in ALPHAS),
+    )
     return Table(
         title="OTMF by α, first order",
         rows=rows,
@@ -356,19 +367,23 @@ def _sweep_table(alphas: Sequence[float], setting: str) -> Table:
             _percent(OWN, cell("accuracy", heads=OWN)),
             _percent(CARRIED, cell("accuracy", heads=CARRIED)),
         ),
-        paper={(f"α = {alpha:g}", "paper's heads"): _TABLE_5[alpha] for alpha in alphas if alpha in _TABLE_5},
+        paper={(f"α = {alpha:g}", "paper's heads"): found for alpha, found in _TABLE_5.items()},
         paper_source="Table 5",
         setting=setting,
     )
 
 
 def alpha_curve() -> Curve:
-    """ACC of OTMF against α, by kind of head."""
+    """ACC of OTMF against α, by kind of head, beside that of the unmerged base."""
     return Curve(
         title="ACC of OTMF by α, first order",
         x="alpha",
-        quantity=cell("accuracy", method=SWEPT),
-        lines=tuple(Row(name, {"heads": name}) for name in (OWN, PAPER, CARRIED)),
+        quantity="accuracy",
+        lines=tuple(
+            Row(f"{title}, {name}", {"method": method, "heads": name})
+            for title, method in (("OTMF", SWEPT), (BASE, UNSWEPT))
+            for name in (OWN, PAPER, CARRIED)
+        ),
         x_title="α, the share of the merged vector so far",
         y_title="ACC",
     )

@@ -49,6 +49,8 @@ class Way:
 OTMF, MIX, PAIRED = "OTMF", "OTMF without masks", "OTMF, paired distance"
 KEPT = "average, norm kept"
 RUNNING, SWEPT = "OTMF, α = (t−1)/t", "OTMF, sweep"
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)  # those of the paper's Table 5
+UNSWEPT = "base, nothing merged, beside the sweep"  # the base does not depend on α, and is drawn at each
 # 1/16 of AdaMerging's steps at 16 times its rate: entropy methods would take most of a run otherwise
 _SHORT = {"steps": 60, "learning_rate": 0.0167}
 _BATCH = {"batch_size": 32}
@@ -73,6 +75,8 @@ WAYS: dict[str, Way] = {
     PAIRED: Way("otmf", {"loss": "paired", **_BATCH}),
     RUNNING: Way("otmf", {"alpha": "running", **_BATCH}),
 }
+# in how many orders the full scales run each way
+ORDERS = {name: 1 if name in (PAIRED, RUNNING) else 3 for name in WAYS}
 # joint merges, all models at once, as recipes name them; only their final bodies are measured
 JOINT: dict[str, Way] = {
     "joint average": Way("linear"),

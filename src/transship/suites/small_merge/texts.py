@@ -6,6 +6,7 @@ import hashlib
 from functools import cache
 from typing import Any
 
+from transship.suites._packages import packaged_model
 from transship.suites.runner import Need
 from transship.suites.small_text.tasks import NEEDS as KNOWN
 from transship.suites.small_text.tasks import Texts, load_texts
@@ -18,7 +19,7 @@ NEEDS = (
     Need("data", "ag_news", "github.com/mhjabreel/CharCnn_Keras", license="research, non-commercial"),
     Need("data", "banking77", "github.com/PolyAI-LDN/task-specific-datasets", license="CC BY 4.0"),
     Need("data", "sms_spam", "github.com/EvilPort2/Spam-Detection", license="CC BY 4.0"),
-    Need("model", MODEL, "package registry, see the model list"),
+    packaged_model(MODEL),
 )
 
 

@@ -76,6 +76,7 @@ class Merge:
         if isinstance(self.plan, AdapterMerge):
             if memory is not None:
                 self.check_memory(memory)
+            self.plan.check_bases()
             return save_adapter(self.plan, folder, force) if parallel.is_main() else Path(folder)
         jobs, room = self.threads(jobs, memory)
         check_kinship(self.plan)

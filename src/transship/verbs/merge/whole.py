@@ -11,11 +11,14 @@ from pathlib import Path
 def whole_model(
     base: Path | None, adapter: Path | None, owner: object, *, allow_pickle: bool = False
 ) -> Path:
-    """Write base + adapter to a temporary folder, which goes when `owner` does, and return it."""
+    """Write base + adapter to a temporary folder, which goes when `owner` does, and return it.
+
+    Whether the two belong together is the caller's to ask.
+    """
     from transship.verbs.merge.run import merge
 
     folder = Path(tempfile.mkdtemp(prefix="transship-adapter-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     model = {"model": {"path": str(base)}, "lora": {"path": str(adapter)}}
-    recipe = {"merge_method": "passthrough", "models": [{"model": model}]}
+    recipe = {"merge_method": "passthrough", "models": [{"model": model}], "compatibility": "off"}
     return merge(recipe, allow_pickle=allow_pickle).save(folder / "model")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +61,38 @@ def test_every_method_keeps_the_contract(operands: Make, name: str):
     # these keep a part of the base by design, or sum, or want different models
     if name not in ("arcee_fusion", "ram", "ramplus_tl", "tsvm"):
         np.testing.assert_allclose(found, models[0], atol=2e-5)
+
+
+def peak(make: Make, name: str, rows: int) -> int:
+    """Return the most bytes that a method allocates for one tensor of so many rows, of ten parts and more."""
+    kind = recipe_method(name)
+    assert kind is not None
+    count = max(kind.least, min(2, kind.most or 2))
+    values = {field: getattr(kind(), field) for field in kind.per_model}
+    values |= {key: 0.5 for key in ("weight", "density") if key in values}
+    models = [gaussian(rows, 1024, seed=seed) for seed in range(count + 1)]
+    given = make(models[1:], models[0] if kind.base != "input" else None, **values)
+    method = kind(**{key: 0.5 for key in ("select_topk", "t") if key in kind.__dataclass_fields__})
+    tracemalloc.start()
+    try:
+        for _ in method.merge(dataclasses.replace(given, survey=method.survey(lambda: iter((given,))))):
+            pass
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+# the decomposition of tsvm is torch's, which allocates by itself
+@pytest.mark.parametrize("name", [name for name in PLAIN if name != "tsvm"])
+def test_a_method_holds_as_many_copies_of_a_tensor_as_the_plan_says(
+    operands: Make, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(_protocol, "CHUNK", 1 << 14)
+    kind = recipe_method(name)
+    assert kind is not None
+    small, large = (peak(operands, name, rows) for rows in (256, 768))
+    copies = (large - small) / (4 * 512 * 1024)
+    assert copies <= kind.whole + 0.1, f"{copies:.2f} copies, and the plan counts {kind.whole}"
 
 
 WITH_BASE = [name for name in PLAIN if method_class("merge", name.replace("_", "-")).base == "required"]

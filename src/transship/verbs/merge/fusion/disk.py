@@ -23,6 +23,8 @@ from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.origin import Arrival, Origin
 from transship.verbs.merge.fusion.protocol import Vector
 from transship.verbs.merge.fusion.tasks import TaskModel
+from transship.verbs.merge.fusion.words import check_words
+from transship.verbs.merge.recipe.lineage import check_adapter
 from transship.verbs.merge.whole import whole_model
 
 _SPEAKING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -94,7 +96,9 @@ class CheckpointOrigin(Origin):
     def admit(self, tuned: Any, name: str) -> Arrival:
         """Return a fine-tune or an adapter as an update of this base."""
         checkpoint = self._open(tuned)
+        check_words(self.checkpoint, checkpoint)
         if isinstance(checkpoint, Adapter):
+            check_adapter(checkpoint, self.checkpoint)
             return self._admit_adapter(checkpoint, name)
         self._check_shapes(checkpoint)
         check_finite(checkpoint)

@@ -120,7 +120,9 @@ class RecipeMethod(Method):
         spelling: field → the parameter's name in recipes, where that is no Python name.
         whole: float32 copies of one tensor that it holds in memory.
         elementwise: whether an entry of the output depends on the same entry of the inputs alone.
-        parity: whether `arithmetic: mergekit` can round its steps; the others work in float32 there too.
+        parity: whether `arithmetic: mergekit` can round its steps; the others are refused with it where
+            mergekit would work in bfloat16 or float16, and are the same as without it in float32.
+        finite: whether NaN or infinities in an input stop it, so that inputs are looked at beforehand.
     """
 
     base: ClassVar[Literal["required", "optional", "input"]] = "required"
@@ -131,6 +133,7 @@ class RecipeMethod(Method):
     spelling: ClassVar[Mapping[str, str]] = {}
     whole: ClassVar[int] = 0
     parity: ClassVar[bool] = False
+    finite: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
 
     def merge(self, operands: Operands) -> Iterator[Floats]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from transship.errors import OptionError
 from transship.verbs.merge.methods._protocol import Floats, Operands
-from transship.verbs.merge.methods._selection import kth_in_tensor, magnitudes
+from transship.verbs.merge.methods._selection import count_equal, kth_in_tensor, magnitudes
 
 Sparsifier = Callable[[Floats, slice], None]
 
@@ -85,8 +85,8 @@ def largest(values: Floats, counts: list[int]) -> list[Largest]:
             continue
         threshold = values[rank]
         # with several ranks the places right of this one are still all at least the threshold
-        places = int(np.count_nonzero(values[rank:] == threshold))
-        found.append(Largest(threshold, places, places + int(np.count_nonzero(values[:rank] == threshold))))
+        places = count_equal(values[rank:], threshold)
+        found.append(Largest(threshold, places, places + count_equal(values[:rank], threshold)))
     return found
 
 

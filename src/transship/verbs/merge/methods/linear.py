@@ -16,7 +16,8 @@ from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMeth
 class Linear(RecipeMethod):
     """Average the models with weights.
 
-    Σ_i w_i x_i / Σ_i w_i, or the plain sum without `normalize`; Wortsman et al., "Model soups".
+    Σ_i w_i x_i / Σ_i w_i, or the plain sum without `normalize`; Wortsman et al., "Model soups". One model is
+    that model with any weight, bit by bit: w x / w would round twice.
 
     Attributes:
         weight: the factor of each model.
@@ -41,6 +42,8 @@ class Linear(RecipeMethod):
             raise OptionError(
                 "the weights sum to 0", where=operands.name, fix="choose others, or set normalize: false"
             )
+        if self.normalize and len(weights) == 1:
+            weights, divisor = [1.0], 1.0
         scales = [np.float32(weight) for weight in weights]
         product = np.empty(0, np.float32)
         for part in operands.parts():

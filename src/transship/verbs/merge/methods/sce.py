@@ -55,9 +55,9 @@ class Sce(RecipeMethod):
             return keep_all
         if self.select_topk <= 0:
             return keep_none
-        variances = np.concatenate(
-            [_variance(operands, part) for part in operands.parts()] or [np.empty(0, np.float32)]
-        )
+        variances = np.empty(operands.size, np.float32)
+        for part in operands.parts():
+            variances[part] = _variance(operands, part)
         count = int(np.count_nonzero(variances) * self.select_topk)
         if count == 0:
             return keep_none

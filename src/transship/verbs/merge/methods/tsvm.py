@@ -26,6 +26,7 @@ class Tsvm(RecipeMethod):
 
     paper: ClassVar[str] = "Gargiulo et al., 2025"
     spelling: ClassVar[dict[str, str]] = {"scale": "lambda"}
+    finite: ClassVar[bool] = True
     whole: ClassVar[int] = 12  # in float64: the updates' factors, the stacked bases and their own
 
     scale: float = 1.0

@@ -23,7 +23,7 @@ from transship.errors import CheckpointError, OptionError
 from transship.numerics import TORCH
 from transship.registry import method_class
 from transship.verbs.merge.methods._protocol import Floats, RecipeMethod
-from transship.verbs.merge.recipe.check import complain
+from transship.verbs.merge.recipe.check import check_adapter_base, complain
 from transship.verbs.merge.recipe.layout import find_layout, is_head
 from transship.verbs.merge.recipe.parameters import Settings, layer_position, resolve
 from transship.verbs.merge.recipe.reference import ModelReference
@@ -65,6 +65,11 @@ class AdapterMerge:
     def update(self) -> Update:
         """Return the merged update, as factors, by the base's names."""
         return Update.from_arrays({name: self.factors(name) for name in self.weights}, base=self.base)
+
+    def check_bases(self) -> None:
+        """Refuse adapters whose own base has other weights than this; warn where only the names differ."""
+        for reference, adapter in self.adapters.items():
+            check_adapter_base(self.recipe, reference, adapter, self.base)
 
     def spoken(self, head: ModelReference | None = None) -> Update:
         """Return the merged update by the names of the model that the adapters are for, with one's head.

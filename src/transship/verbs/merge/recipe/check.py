@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transship.checkpoints import Adapter, Checkpoint
 from transship.errors import CheckpointError, OptionError, TransshipWarning
 from transship.verbs.merge.methods._learned import LearnedMethod
 from transship.verbs.merge.methods._protocol import RecipeMethod
 from transship.verbs.merge.recipe.layout import is_head
+from transship.verbs.merge.recipe.lineage import KINSHIP, SAMPLED, doubt, middle
 from transship.verbs.merge.recipe.models import Aligned, StoredModel
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe
@@ -21,11 +23,7 @@ from transship.verbs.merge.recipe.vocabulary import word_tensors
 
 if TYPE_CHECKING:
     from transship.verbs.merge.plan import MergePlan
-
-KINSHIP = (
-    0.3  # cosine between the matrices of a fine-tune and its base; two trainings from scratch have about 0
-)
-_SAMPLED, _ELEMENTS = 8, 4096
+    from transship.verbs.merge.recipe.steps import Step
 
 
 def check_models(recipe: Recipe, models: Mapping[ModelReference, Aligned]) -> None:
@@ -112,27 +110,30 @@ def complain(recipe: Recipe, what: str, where: str, fix: str) -> None:
 
 
 def _check_words(recipe: Recipe, models: Mapping[ModelReference, Aligned]) -> None:
-    """Compare the vocabularies of models that have word embeddings; equal files are not parsed."""
-    donor = models[recipe.donor]
-    path = vocabulary_file(donor.model.folder)
-    rows = max(word_tensors(donor).values(), default=0)
-    if path is None or not rows:
+    """Compare the vocabularies of models that have word embeddings; equal files are not parsed.
+
+    The others are held against the base's, or, where it has no tokenizer, against the first model's that has.
+    """
+    if not word_tensors(models[recipe.donor]):
+        return
+    ordered = dict.fromkeys((recipe.donor, *models))
+    files = {ref: path for ref in ordered if (path := vocabulary_file(models[ref].model.folder)) is not None}
+    first = next(iter(files), None)
+    if first is None:
         return
     mine: dict[str, int] | None = None
-    for reference, model in models.items():
-        other = vocabulary_file(model.model.folder)
-        if other is None or other == path:
+    for reference, other in files.items():
+        path = files[first]
+        if other == path or (other.name == path.name and file_hash(other) == file_hash(path)):
             continue
-        if other.name == path.name and file_hash(other) == file_hash(path):
-            continue
-        mine = mine if mine is not None else read_vocabulary(donor.model.folder)
-        theirs = read_vocabulary(model.model.folder)
+        mine = mine if mine is not None else read_vocabulary(models[first].model.folder)
+        theirs = read_vocabulary(models[reference].model.folder)
         if mine is None or theirs is None or mine == theirs:
             continue
         token = next(token for token in (*mine, *theirs) if mine.get(token) != theirs.get(token))
         complain(
             recipe,
-            f"its vocabulary differs from that of {recipe.donor}, as in {token!r}, and there is no rule",
+            f"its vocabulary differs from that of {first}, as in {token!r}, and there is no rule",
             str(reference),
             "add tokenizer_source: union (or base)",
         )
@@ -156,28 +157,57 @@ def wants_task_heads(recipe: Recipe, models: Mapping[ModelReference, Aligned], s
 
 
 def check_kinship(plan: MergePlan) -> None:
-    """Refuse a model whose large matrices have nothing in common with those of the base."""
+    """Refuse a model whose large matrices have nothing in common with the base's, or the first model's."""
+    for inner in plan.inner:
+        check_kinship(inner)
     if plan.recipe.compatibility == "off":
         return
-    steps = [step for step in plan.steps if step.base is not None and len(step.shape) == 2]
-    steps = sorted(steps, key=lambda step: -step.shape[0] * step.shape[1])[:_SAMPLED]
-    sums: dict[ModelReference, list[float]] = {}
+    for reference, model in plan.models.items():
+        if isinstance(model.model, StoredModel) and isinstance(model.model.adapter, Adapter):
+            check_adapter_base(plan.recipe, reference, model.model.adapter, model.model.checkpoint)
+    steps = [step for step in plan.steps if step.method is not None and len(step.shape) == 2]
+    steps = sorted(steps, key=lambda step: -step.shape[0] * step.shape[1])
+    for apart in (True, False):
+        some = [step for step in steps if (step.base is not None) == apart and len(step.origins) > 1]
+        for (first, reference), cosine in _cosines(plan, some[:SAMPLED]).items():
+            if cosine < KINSHIP:
+                relation = f"no fine-tune of {first}" if apart else f"of another base than {first}"
+                complain(
+                    plan.recipe,
+                    f"it is {relation} (cosine of matrices {cosine:.2f})",
+                    str(reference),
+                    "give the base that it was trained from" if apart else "merge fine-tunes of one base",
+                )
+
+
+def check_adapter_base(recipe: Recipe, reference: ModelReference, adapter: Adapter, base: Checkpoint) -> None:
+    """Refuse an adapter whose own base has other weights than `base`; warn where only the names differ."""
+    if recipe.compatibility == "off" or (found := doubt(adapter, base)) is None:
+        return
+    if found.sure:
+        complain(recipe, found.what, str(reference), "add it to the base that it was trained on")
+    else:
+        warnings.warn(f"{reference}: {found.what}", TransshipWarning, stacklevel=2)
+
+
+def _cosines(plan: MergePlan, steps: Sequence[Step]) -> dict[tuple[ModelReference, ModelReference], float]:
+    """Return the cosine of each model's matrices and those of the base, or of the first model without one.
+
+    Layers that a slice puts side by side may have nothing in common: only those of one name are compared.
+    """
+    sums: dict[tuple[ModelReference, ModelReference], list[float]] = {}
     for step in steps:
-        assert step.base is not None
-        half = step.shape[0] * step.shape[1] // 2
-        part = (max(0, half - _ELEMENTS), half)
-        base = plan.execution.reader(step.base)(*part).astype(np.float64)
+        first = step.base or step.inputs[0]
+        part = middle(step.shape[0] * step.shape[1])
+        base = plan.execution.reader(first)(*part).astype(np.float64)
         for one in step.inputs:
+            if one == first or one.tensor != first.tensor:
+                continue
             values = plan.execution.reader(one)(*part).astype(np.float64)
-            found = sums.setdefault(one.reference, [0.0, 0.0, 0.0])
+            found = sums.setdefault((first.reference, one.reference), [0.0, 0.0, 0.0])
             for place, (a, b) in enumerate(((base, values), (base, base), (values, values))):
                 found[place] += float(a @ b)
-    for reference, (cross, square, other) in sums.items():
-        cosine = cross / np.sqrt(square * other) if square > 0 and other > 0 else 1.0
-        if cosine < KINSHIP:
-            complain(
-                plan.recipe,
-                f"it is no fine-tune of {plan.recipe.base_model} (cosine of matrices {cosine:.2f})",
-                str(reference),
-                "give the base that it was trained from",
-            )
+    return {
+        pair: cross / np.sqrt(square * other) if square > 0 and other > 0 else 1.0
+        for pair, (cross, square, other) in sums.items()
+    }

@@ -50,6 +50,8 @@ class Execution:
             return (
                 self._copy(step) if head is None or step.name not in head.tensors else self._head(head, step)
             )
+        if method.finite and (error := self.culprit(step)) is not None:
+            raise error
         step = self._weighted(step)
         operands = self.operands(step, self.survey())
         pairs = planar_operands(self.plan, step, operands)

@@ -1,0 +1,124 @@
+"""Whether an adapter belongs to a base: by the name of its own, and by the weights where that lies here."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from transship import checkpoints
+from transship.checkpoints import Adapter, Checkpoint
+from transship.checkpoints.names import translation
+from transship.errors import CheckpointError, TransshipError, TransshipWarning
+
+KINSHIP = (
+    0.3  # cosine between the matrices of a fine-tune and its base; two trainings from scratch have about 0
+)
+SAMPLED, ELEMENTS = 8, 4096  # matrices, the largest, and elements of each
+_SAME = 0.005  # of the norm: more than rounding to bfloat16 moves weights
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why an adapter may not belong to a base.
+
+    Attributes:
+        what: as a sentence says it.
+        sure: whether weights show it, not names alone.
+    """
+
+    what: str
+    sure: bool
+
+
+def doubt(adapter: Adapter, base: Checkpoint) -> Doubt | None:
+    """Return what speaks against an adapter's base, None where nothing does.
+
+    The base that the adapter names is opened where it is a folder here; nothing is looked for on the hub.
+    Folders are called anything, so another name alone is no proof.
+    """
+    named = adapter.base_name
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    if folder.is_dir() and base.folder is not None:
+        if folder.resolve() == base.folder.resolve():
+            return None
+        found = _compare(folder, base)
+        if found is not None:
+            return _judged(named, base, *found)
+    name = PurePath(named).name
+    if name in _names(base):
+        return None
+    return Doubt(f"it says that it was trained on {named}, and it is added to {base.name}", sure=False)
+
+
+def check_adapter(adapter: Adapter, base: Checkpoint) -> None:
+    """Refuse an adapter whose base has other weights than `base`; warn where only the names differ."""
+    found = doubt(adapter, base)
+    if found is None:
+        return
+    if found.sure:
+        raise CheckpointError(
+            found.what, where=adapter.name, fix="add it to its own base, or take an adapter of this one"
+        )
+    warnings.warn(f"{adapter.name}: {found.what}", TransshipWarning, stacklevel=2)
+
+
+def _judged(named: str, base: Checkpoint, cosine: float, distance: float) -> Doubt | None:
+    if distance < _SAME:
+        return None
+    if cosine < KINSHIP:
+        return Doubt(
+            f"it was trained on {named}, which is another model than {base.name} "
+            f"(cosine of matrices {cosine:.2f})",
+            sure=True,
+        )
+    return Doubt(
+        f"it was trained on {named}, whose weights are {100 * distance:.1f} % from those of {base.name}",
+        sure=False,
+    )
+
+
+def _compare(folder: Path, base: Checkpoint) -> tuple[float, float] | None:
+    """Return cosine and relative distance of the largest matrices; None where they cannot be compared."""
+    try:
+        with checkpoints.open(folder) as other:
+            shared = [
+                (one, two)
+                for one, two in translation(list(base.tensors), list(other.tensors)).items()
+                if base.info(one).shape == other.info(two).shape and len(base.info(one).shape) == 2
+                if base.info(one).floating and other.info(two).floating
+            ]
+            shared.sort(key=lambda pair: -base.info(pair[0]).size)
+            if not shared:
+                return 0.0, 1.0  # nothing in common
+            parts = [(_middle(base, one), _middle(other, two)) for one, two in shared[:SAMPLED]]
+    except TransshipError:
+        return None
+    one, two = (np.concatenate(side).astype(np.float64) for side in zip(*parts, strict=True))
+    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(two))
+    if 0.0 in lengths:
+        return None
+    return float(one @ two) / (lengths[0] * lengths[1]), float(np.linalg.norm(one - two)) / lengths[0]
+
+
+def middle(size: int) -> tuple[int, int]:
+    """Return the part of a flattened matrix that is looked at."""
+    return max(0, size // 2 - ELEMENTS), size // 2
+
+
+def _middle(checkpoint: Checkpoint, name: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.array(checkpoint.floats(name, *middle(checkpoint.info(name).size)))
+
+
+def _names(base: Checkpoint) -> set[str]:
+    """Return what a base may be called: its reference's last part, or the repository's in the hub's cache."""
+    places = [base.name, *([str(base.folder)] if base.folder is not None else [])]
+    found = {PurePath(place.split("@")[0]).name for place in places}
+    for place in places:
+        found |= {part.split("--")[-1] for part in PurePath(place).parts if part.startswith("models--")}
+    given = base.config.get("_name_or_path")
+    return found | ({PurePath(given).name} if isinstance(given, str) else set())
