@@ -211,19 +211,21 @@ WORK = {
 }
 
 
-def die_at(number: int) -> None:
-    """Let the last process be killed in its step of this number, in the midst of collecting."""
+def die_at(number: int, training: bool) -> None:
+    """Let the last process be killed in its step of this number, in the midst of collecting or training."""
     from transship import parallel
     from transship.activations.step import Stepper
+    from transship.verbs.adapt.training import Trainer
 
-    step, steps = Stepper.step, iter(range(1, 1000))
+    where, name = (Trainer, "_step") if training else (Stepper, "step")
+    step, steps = getattr(where, name), iter(range(1, 1000))
 
     def counted(*given: Any) -> Any:
         if next(steps) == number and parallel.rank() == parallel.size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return step(*given)
 
-    Stepper.step = counted  # type: ignore[method-assign]
+    setattr(where, name, counted)
 
 
 def main(folder: Path, *names: str) -> None:
@@ -242,7 +244,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "die":
         from transship.cli import main as command
 
-        die_at(int(sys.argv[2]))
+        die_at(int(sys.argv[2]), training=sys.argv[3] == "adapt")
         command(sys.argv[3:])
     else:
         main(Path(sys.argv[1]), *sys.argv[2:])

@@ -116,7 +116,7 @@ def adapt(folder: Path, out: Path) -> list[str]:
     pq.write_table(pa.table(table), out.parent / "series.parquet")
     given = ["--backbone", str(folder / "base"), "--train", str(out.parent / "series.parquet")]
     options = ["--method", "nft", "--steps", "4", "--batch-size", "7", "--tokens", "8", "--no-baseline"]
-    return ["adapt", "fit", str(out), *given, *options, "--sensitivity", "0.5"]
+    return ["adapt", "fit", str(out), *given, *options]
 
 
 def numbers(value: Any) -> list[float]:
@@ -226,6 +226,19 @@ def test_a_process_that_is_killed_ends_the_others_and_its_saved_shards_are_used_
     assert len(steps) == 20 - 2 * kept
     for name, tensor in weights(folder / "whole").items():
         torch.testing.assert_close(weights(folder / "lost")[name], tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 4])  # amid the steps, and the last: the others wait at the end
+def test_a_process_that_is_killed_while_training_is_one_sentence_and_leaves_nothing(
+    folder: Path, tmp_path: Path, step: int
+):
+    done = launch(*TORCHRUN, str(SCRIPT), "die", str(step), *adapt(folder, tmp_path / "out"), folder=tmp_path)
+    assert done.returncode != 0
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, done.stderr[-3000:]
+    assert "another process ended before the work was done" in errors[0]
+    assert not (tmp_path / "out").exists()
 
 
 def run(arguments: list[str]) -> Any:
