@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -41,6 +43,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=14, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder / "bert")
+    config.max_position_embeddings = 8
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder / "short")
     generator = np.random.default_rng(0)
     labels = np.arange(60) % 3
     texts = [
@@ -154,6 +158,42 @@ def test_the_bound_is_measured_on_other_rows(fitted: tuple[Path, Result], place:
     assert found["total"] == pytest.approx(sum(found[name] for name in terms))
 
 
+def split_into(place: Path, file: Path, names: dict[str, int], first: int = 0) -> Path:
+    """Write rows of the waves from `first` on, so many of each split; `""` for a file without splits."""
+    table = pq.read_table(place / "waves.parquet").slice(first, sum(names.values()))
+    words = [name for name, count in names.items() for _ in range(count)]
+    table = table.drop_columns("split")
+    pq.write_table(table if "" in names else table.append_column("split", [words]), file)
+    return file
+
+
+@pytest.mark.parametrize("names", [{"train": 10, "validation": 12, "test": 8}, {"": 30}])
+def test_of_other_data_the_validation_split_or_all_rows_are_chosen_by(
+    place: Path, tmp_path: Path, names: dict[str, int]
+):
+    other = split_into(place, tmp_path / "other.parquet", names, first=60)
+    done = fit(place, tmp_path / "model", "--validation", other, "--no-baseline", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    assert rows == {"train": 60, "validation": names.get("validation", 30)}
+
+
+@pytest.mark.parametrize(
+    ("names", "first", "message"),
+    [
+        ({"train": 20, "test": 10}, 60, "it has the splits train, test and no validation"),
+        ({"test": 30}, 60, "it has the splits test and no validation"),
+        ({"": 40}, 50, "10 of its 40 rows are also training rows, row 1 first"),
+        ({"train": 5, "validation": 20}, 50, "5 of its 20 rows are also training rows, row 1 first"),
+    ],
+)
+def test_training_and_test_rows_do_not_choose(
+    place: Path, tmp_path: Path, names: dict[str, int], first: int, message: str
+):
+    other = split_into(place, tmp_path / "other.parquet", names, first)
+    with pytest.raises(TransshipError, match=message):
+        fit(place, tmp_path / "model", "--validation", other)
+
+
 def test_no_baseline_runs_none(place: Path, tmp_path: Path):
     done = fit(place, tmp_path / "model", "--no-baseline", "--json")
     assert done.exit_code == 0, done.output
@@ -185,6 +225,74 @@ def test_mistakes_are_one_sentence(place: Path, tmp_path: Path, arguments: list[
     assert not (tmp_path / "model").exists()
 
 
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let everything that takes long fail the test."""
+
+    def ran(*arguments: Any, **options: Any) -> Any:
+        pytest.fail("work began before the mistake was found")
+
+    for name in ("problem.baselines", "problem.fit_base", "parts.open_source", "run.load_adapted"):
+        monkeypatch.setattr(f"transship.verbs.adapt.{name}", ran)
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--omega", "foo"], "omega: ω is 'foo'; give a number above 0"),
+        (["--omega", "0"], "omega: ω is 0.0"),
+        (["--omega", "nan"], "omega: ω is nan"),
+        (["--device", "abacus"], "there is no device 'abacus'"),
+        (["--backbone", "nowhere"], "nowhere"),
+        (["--proxy", "nowhere"], "nowhere"),
+        (["--patch", "1", "--backbone", "BERT"], "has 8 positions"),
+        (["--sensitivity", "0.3,x"], "--sensitivity: 'x' is no ω; give numbers above 0"),
+        (["--sensitivity", "0.3,0"], "'0' is no ω"),
+        (["--sensitivity", "nan"], "'nan' is no ω"),
+        (["-o", "fa_batch", "0"], "fa_batch: it is 0"),
+        (["--metric", "1-auroc", "--validation", "ONE"], "1-auroc is undefined on the 15 validation rows"),
+    ],
+)
+def test_mistakes_are_found_before_any_work(place: Path, tmp_path: Path, arguments: list[str], message: str):
+    other = pq.read_table(place / "waves.parquet").slice(60, 30)
+    one = other.filter(pa.compute.equal(other["label_name"], "fast")).drop_columns("split")
+    pq.write_table(one, tmp_path / "one.parquet")
+    short = {"ONE": tmp_path / "one.parquet", "BERT": place / "short"}
+    with pytest.raises(TransshipError, match=message):
+        fit(place, tmp_path / "model", *(short.get(one, one) for one in arguments))
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("method", ["nft", "scratch", "warm", "orca", "pare"])
+def test_sensitivity_to_what_decides_nothing_is_refused(place: Path, tmp_path: Path, method: str):
+    usual = ["--backbone", place / "bert", "--train", place / "waves.parquet", "--method", method]
+    with pytest.raises(TransshipError, match=f"ω decides nothing in {method}: every fit would be the same"):
+        run("fit", tmp_path / "model", *usual, "--sensitivity", "0.3,0.8")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.usefixtures("idle")
+def test_a_gpu_that_is_not_there_is_not_replaced_by_the_cpu(place: Path, tmp_path: Path):
+    with pytest.raises(TransshipError, match="device: this machine has no cuda; choose auto or cpu"):
+        fit(place, tmp_path / "model", "--device", "cuda")
+
+
+def test_places_that_cannot_be_written_are_said_before_the_rows_run(
+    fitted: tuple[Path, Result], place: Path, tmp_path: Path, idle: None
+):
+    page = tmp_path / "page.html"
+    page.write_text("mine")
+    waves = place / "waves.parquet"
+    with pytest.raises(TransshipError, match=r"page\.html: it exists already"):
+        run("bound", fitted[0], waves, "--report", page)
+    with pytest.raises(TransshipError, match=r"page\.html: it exists already"):
+        fit(place, tmp_path / "model", "--report", page)
+    with pytest.raises(TransshipError, match=r"'\.txt' is no format for predictions"):
+        run("predict", fitted[0], waves, "--out", tmp_path / "x.txt")
+    assert page.read_text() == "mine"
+
+
 def test_texts_are_what_the_backbone_reads_already(place: Path, tmp_path: Path):
     with pytest.raises(TransshipError, match="it holds text, which the backbone reads already"):
         fit(place, tmp_path / "model", "--train", place / "proxy.parquet")
@@ -192,3 +300,13 @@ def test_texts_are_what_the_backbone_reads_already(place: Path, tmp_path: Path):
 
 def test_help_names_an_example_to_paste():
     assert "Example: transship adapt fit" in run("fit", "--help").output
+
+
+def test_fields_in_a_table_are_refused_before_the_rows_run():
+    from transship.verbs.adapt.run import _check_table
+    from transship.verbs.adapt.targets import Targets
+
+    fields: Any = SimpleNamespace(targets=Targets("dense", shape=(8, 8), plane=2))
+    _check_table(Path("x.npy"), fields)
+    with pytest.raises(TransshipError, match=r"x\.csv: fields do not fit a table; name a \.npy file"):
+        _check_table(Path("x.csv"), fields)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.suites.runner import Claim, Measurement, cell, judge, spread
+from transship.suites.runner.verdict import EveryRun
 
 finite = st.floats(-1e3, 1e3)
 
@@ -95,7 +96,7 @@ def test_the_rule_is_stated_with_quantity_bound_and_confidence():
 def test_a_claim_of_every_run_is_decided_by_the_worst_of_them(
     values: list[float | None], bounds: dict[str, float], decided: str, reason: str
 ):
-    claim = Claim(text="c", quantity=cell("score", row="left"), every=True, **bounds)
+    claim = EveryRun(text="c", quantity=cell("score", row="left"), **bounds)
     found = judge(claim, measured(values, []), range(len(values)))
     assert (found.verdict, found.low, found.high) == (decided, None, None)
     assert found.reason.startswith(reason)

@@ -106,7 +106,12 @@ def data_options(function: Any) -> Any:
 @click.option(
     "--patience", default=None, type=int, help="Stop after so many validations without a better one."
 )
-@click.option("--validation", default="0.2", show_default=True, help="A share of the rows, or other data.")
+@click.option(
+    "--validation",
+    default="0.2",
+    show_default=True,
+    help="A share of the rows, or other data: of splits, only validation is read.",
+)
 @click.option("--no-baseline", is_flag=True, help="Do not run the raw baselines.")
 @click.option(
     "--precision",
@@ -115,7 +120,9 @@ def data_options(function: Any) -> Any:
     type=click.Choice(["no", "bf16", "fp16"]),
     help="Mixed precision.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto for accelerate's choice, or cpu.")
+@click.option(
+    "--device", default="auto", show_default=True, help="auto for accelerate's choice, or cpu, cuda, mps."
+)
 @seed_option
 @trust_option
 @memory_option
@@ -142,6 +149,7 @@ def fit_command(
     What they reach on the validation rows stands beside the adapted model's figure, with a word on which to
     use. A fit that was killed goes on where it was when the same command runs again.
     """
+    from transship.checkpoints import check_target
     from transship.verbs.adapt import run
 
     parameters = {name: value for name, value in settings.items() if value is not None}
@@ -152,8 +160,9 @@ def fit_command(
         "method_options": dict(option) or None,
         "verbose": True,
     }
-    if report is not None and report.exists() and not force:
-        raise click.ClickException(f"{report}: the file exists already; pass --force, or name another file")
+    if report is not None:
+        check_target(report, force=force)
+    omegas = run.read_omegas(sensitivity, parameters) if sensitivity else []
     warnings.simplefilter("ignore", TransshipWarning)  # they are among the notes that are printed
     from transship.numerics import MemoryBudget
 
@@ -169,8 +178,8 @@ def fit_command(
         tell=lambda line: click.echo(line, err=True),
         **parameters,
     )
-    if sensitivity:  # in all processes: they share these fits too
-        run.sensitivity(fitted, [float(part) for part in sensitivity.split(",")])
+    if omegas:  # in all processes: they share these fits too
+        run.sensitivity(fitted, omegas)
     if not fitted.main:
         return
     if report is not None:
@@ -257,9 +266,12 @@ def bound_command(
     force: bool,
 ) -> None:
     """Measure the terms of Theorem 7 for the model in MODEL on DATA that did not train it."""
+    from transship.checkpoints import check_target
     from transship.numerics import MemoryBudget
     from transship.verbs.adapt import run
 
+    if report is not None:
+        check_target(report, force=force)
     budget = MemoryBudget.parse(memory)
     found = run.bound(model, reference, column=column, label=label, split=split, seed=seed, memory=budget)
     if report is not None:

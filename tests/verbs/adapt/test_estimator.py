@@ -264,6 +264,69 @@ def test_hostile_rows_are_refused_before_anything_is_opened(inputs: Any, targets
         Recraft("no-such-model", method="nft").fit(inputs, np.asarray(targets))
 
 
+@pytest.mark.parametrize("missing", [None, float("nan")])
+@pytest.mark.parametrize("kind", ["list", "array", "pandas"])
+def test_text_labels_that_are_missing_are_no_class(missing: Any, kind: str):
+    labels = ["a", "b", "a", missing, "b", "a", "b", "a"]
+    if kind != "list":
+        labels = np.array(labels, dtype=object)  # type: ignore[assignment]
+    if kind == "pandas":
+        labels = pytest.importorskip("pandas").Series(labels)
+    inputs = np.random.default_rng(0).normal(size=(8, 9))
+    with pytest.raises(DataError, match=r"y: target 4 is missing \(1 such\); fill in or drop those rows"):
+        Recraft("no-such-model", method="nft").fit(inputs, labels)
+
+
+@pytest.mark.parametrize("loss", [None, "nrmse"])
+def test_a_target_of_zeros_is_refused_by_a_relative_loss_and_taken_by_mse(
+    nft: dict[str, Any], waves: Any, loss: str | None
+):
+    signals = np.roll(waves[0], 2, axis=1).astype(float) + 3.0
+    given = nft | {"task": "dense", "validation": (waves[0][50:], signals[50:])}
+    signals[6:8] = [[0.0], [1e-9]]
+    message = (
+        "target 7 is all zero .2 such rows to train on., and .* divides by its size; choose the loss mse"
+    )
+    with pytest.raises(DataError, match=message):
+        Recraft(**given, loss=loss).fit(waves[0][:50], signals[:50])
+    assert Recraft(**given, loss="mse").fit(waves[0][:50], signals[:50]).predict(waves[0][:3]).shape == (
+        3,
+        37,
+    )
+    held = nft | {
+        "task": "dense",
+        "loss": "mse",
+        "metric": "relative-l2",
+        "validation": (waves[0][:9], signals[:9]),
+    }
+    with pytest.raises(DataError, match=r"relative-l2 is undefined on the 9 validation rows \(row 7 of"):
+        Recraft(**held).fit(waves[0][9:], signals[9:])
+
+
+def test_targets_of_another_shape_are_one_sentence(nft: dict[str, Any], waves: Any):
+    inputs, labels = waves
+    numbers = inputs.mean(1).astype(float)
+    cases: list[tuple[str, Any, Any, str]] = [
+        (
+            "regression",
+            numbers,
+            np.stack([numbers] * 3, 1),
+            r"targets are \[3\] and the model was trained on \[\]",
+        ),
+        (
+            "dense",
+            inputs + 3.0,
+            inputs[:, :20] + 3.0,
+            r"targets are \[20\] and the model was trained on \[37\]",
+        ),
+        ("classification", labels, np.stack([labels] * 2, 1), r"targets of shape \[60, 2\] are no classes"),
+    ]
+    for task, wanted, other, message in cases:
+        model = Recraft(**nft | {"steps": 2}, task=task).fit(inputs, wanted)
+        with pytest.raises(DataError, match=message):
+            model.evaluate(inputs, other)
+
+
 def test_more_classes_in_test_than_in_train_are_named(nft: dict[str, Any], waves: Any):
     model = Recraft(**nft).fit(*waves)
     with pytest.raises(DataError, match="class square does not occur in training"):

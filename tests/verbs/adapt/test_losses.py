@@ -94,8 +94,8 @@ def test_the_table_loss_on_the_whole_set_has_the_value_and_the_gradient_of_fld()
     torch.testing.assert_close(found, exact)
 
 
-def embedder_gradients(kind: str) -> tuple[Tensor, Tensor]:
-    """Return the whole set's and the batches' summed gradients of an embedder before a fixed classifier."""
+def embedder_gradients(kind: str) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of an embedder before a fixed classifier: of the whole set, and of 16 batches."""
     torch.manual_seed(0)
     inputs, codes = torch.randn(512, 8, dtype=torch.float64), torch.arange(512) % 5
     inputs[torch.arange(512), codes] += 1.0
@@ -108,23 +108,32 @@ def embedder_gradients(kind: str) -> tuple[Tensor, Tensor]:
     (exact,) = torch.autograd.grad(distortion(source(inputs), codes, 5), weight)
     table = LabelTable(codes, 5, most=4096 if kind == "whole" else 0)
     table.fill(source(inputs).detach(), torch.arange(512))
-    total = torch.zeros_like(exact)
+    found = []
     for index in torch.randperm(512).split(32):
         made = source(inputs[index])
         loss = distortion(made, codes[index], 5) if kind == "batch" else table.loss(made, index)
-        total += torch.autograd.grad(loss, weight)[0] / 16
-    return exact, total
+        found.append(torch.autograd.grad(loss, weight)[0])
+    return exact, found
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0))
 
 
-def test_the_table_estimator_at_batch_32_points_where_the_whole_set_does():
-    whole, moving, batch = (cosine(*embedder_gradients(kind)) for kind in ("whole", "moving", "batch"))
-    assert whole == pytest.approx(1.0, abs=1e-9)
-    assert moving >= 0.95
-    assert batch < moving  # entropies of single batches are another, biased function
+def test_a_pass_of_the_table_estimator_at_batch_32_points_where_the_whole_set_does():
+    """What has cosine ≥ 0.95 is the mean of the 16 batches of one pass at fixed weights: the bias is gone.
+
+    A single batch of 32 is that plus the noise of its draw, with any estimator: cosine about 0.35 here.
+    """
+    means, single = {}, {}
+    for kind in ("whole", "moving", "batch"):
+        exact, parts = embedder_gradients(kind)
+        means[kind] = cosine(exact, torch.stack(parts).mean(0))
+        single[kind] = float(np.mean([cosine(exact, part) for part in parts]))
+    assert means["whole"] == pytest.approx(1.0, abs=1e-9)
+    assert means["moving"] >= 0.95
+    assert means["batch"] < means["moving"]  # entropies of single batches are another, biased function
+    assert single["whole"] == pytest.approx(0.35, abs=0.05), single
 
 
 def test_the_remembering_table_is_the_whole_sets_after_updates():

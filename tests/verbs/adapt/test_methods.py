@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from transship.data import Dataset
+from transship.errors import OptionError
 from transship.registry import build_method, describe, method_names
 from transship.verbs.adapt.backbone import Backbone, open_backbone
 from transship.verbs.adapt.bench import Bench, Rows
@@ -21,6 +23,7 @@ from transship.verbs.adapt.methods.mona import Bilevel, Mona
 from transship.verbs.adapt.methods.pare import Pare, PatchReplacement
 from transship.verbs.adapt.network import Network, new_embedder
 from transship.verbs.adapt.objectives import DatasetDistance, FeatureAlignment, LabelDistortion
+from transship.verbs.adapt.parts import network_of
 from transship.verbs.adapt.source import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
@@ -117,6 +120,137 @@ def test_dataset_distance_prefers_the_source_itself(bench: Bench):
     near = objective._distance(bench.known.features[bench.known.labels == 1])
     far = objective._distance(bench.known.features[bench.known.labels == 1] + 1.0)
     assert float(near) < float(far)
+
+
+@pytest.mark.parametrize(("most", "embedded"), [(5, 5), (128, 20)])
+def test_orca_takes_so_many_rows_of_each_class(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, most: int, embedded: int
+):
+    (phase,) = build_method("adapt", "orca", {"per_class": most}).phases()
+    assert phase.batch is None  # all rows, of which it takes its own
+    sizes: list[int] = []
+    distance = DatasetDistance._distance
+
+    def watched(self: DatasetDistance, rows: Any) -> Any:
+        sizes.append(len(rows))
+        return distance(self, rows)
+
+    monkeypatch.setattr(DatasetDistance, "_distance", watched)
+    phase.objective.begin(bench)
+    phase.objective.loss(bench, torch.randperm(60), 0, 1).backward()
+    assert sizes == [embedded] * 3
+    assert float(bench.network.embedder.project.weight.grad.norm()) > 0  # type: ignore[union-attr]
+
+
+def test_orca_weighs_classes_by_their_share_of_all_rows(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(DatasetDistance, "_distance", lambda self, rows: rows.new_tensor(float(len(rows))))
+    objective = DatasetDistance(per_class=4)
+    objective.begin(bench)
+    codes = bench.train.codes
+    index = torch.cat([(codes == code).nonzero()[:count, 0] for code, count in ((0, 20), (1, 10), (2, 2))])
+    assert objective.loss(bench, index, 0, 1).item() == pytest.approx((20 * 4 + 10 * 4 + 2 * 2) / 32)
+
+
+def test_pare_has_the_recipe_of_its_backbone():
+    plain = Pare()
+    assert plain.recipe(vision=False, dense=False) == (0.5, 0.0, 0.1)
+    assert plain.recipe(vision=True, dense=False) == (0.64, 0.16, 1.0)
+    assert plain.recipe(vision=True, dense=True) == (0.32, 0.16, 1.0)
+    told = build_method("adapt", "pare", {"start_share": "0.4", "weight": "0.2"})
+    assert told.recipe(vision=True, dense=False) == (0.4, 0.16, 0.2)
+
+
+@pytest.mark.parametrize(("reads", "shape"), [("text", (60,)), ("vision", (60,)), ("vision", (60, 1, 3, 3))])
+def test_pares_mixture_has_the_share_and_the_weight_of_the_recipe(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, reads: str, shape: tuple[int, ...]
+):
+    monkeypatch.setattr(Backbone, "reads", reads)
+    bench.train = dataclasses.replace(bench.train, targets=torch.zeros(shape))
+    objective = PatchReplacement(Pare())
+    objective.begin(bench)
+    replaced: list[int] = []
+
+    def mixed(tokens: Any, source: Any, mask: Any, count: int, generator: Any) -> Any:
+        replaced.append(count)
+        return tokens
+
+    monkeypatch.setattr(objective, "_mix", mixed)
+    monkeypatch.setattr(Bench, "target_loss", lambda self, outputs, index: outputs.new_zeros(()))
+    monkeypatch.setattr(
+        Bench,
+        "source_tokens",
+        lambda self, items: (torch.zeros(4, 9, 32), torch.ones(4, 9, dtype=torch.bool)),
+    )
+    monkeypatch.setattr("torch.nn.functional.cross_entropy", lambda scores, labels: torch.tensor(1.0))
+    losses = [float(objective.loss(bench, torch.arange(4), step, 9).detach()) for step in (0, 8)]
+    count = bench.embedded(torch.arange(1)).shape[1]
+    start, end, weight = Pare().recipe(vision=reads == "vision", dense=len(shape) > 2)
+    wanted = [round(share * count) for share in (start, end)]
+    assert replaced == [one for one in wanted if one]
+    # λ CE(mixture, z) is all that is left of the loss
+    assert losses == pytest.approx([weight * one / count for one in wanted])
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        ("recraft", "fa_batch", "0", "fa_batch: it is 0; give a number from 1"),
+        ("recraft", "fld_steps", "-1", "fld_steps: it is -1; give a number from 0"),
+        ("recraft", "fld_rate", "0", "fld_rate: it is 0; give a number above 0"),
+        ("recraft", "fa_rate", "nan", "fa_rate: it is nan; give a number above 0"),
+        ("recraft", "keep", "-0.5", "keep: it is -0.5; give a number from 0"),
+        ("warm", "batch", "-3", "batch: it is -3; give a number from 1"),
+        ("orca", "per_class", "0", "per_class: it is 0; give a number from 1"),
+        ("orca", "rate", "inf", "rate: it is inf; give a number above 0"),
+        ("pare", "start_share", "1.5", "start_share: it is 1.5; give a number from 0 to 1"),
+        ("pare", "temperature", "0", "temperature: it is 0; give a number above 0"),
+        ("mona", "source_items", "0", "source_items: it is 0; give a number from 1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_when_the_method_is_built(
+    name: str, option: str, value: str, message: str
+):
+    with pytest.raises(OptionError, match=message):
+        build_method("adapt", name, {option: value})
+
+
+@pytest.mark.parametrize("left_out", ["fa_steps", "fld_steps"])
+def test_a_phase_of_no_steps_is_left_out(left_out: str, quick: dict[str, Any], waves: Any):
+    options = {"fa_steps": 3, "fld_steps": 3} | {left_out: 0}
+    model = Recraft(**quick | {"method_options": options, "steps": 3}).fit(*waves)
+    phases = {row["phase"] for row in model.stage1_}
+    assert left_out.removesuffix("_steps") not in phases
+    assert len(phases) > 1
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_scratch_has_nothing_of_the_pretrained_weights(kind: str, tiny_bert: Backbone):
+    backbone, size = tiny_bert, (37,)
+    if kind == "vit":
+        torch.manual_seed(0)
+        config: Any = transformers.ViTConfig(
+            image_size=12, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+        backbone, size = open_backbone(transformers.ViTModel(config).eval()), (12, 12)
+    theta = backbone.theta
+    if theta.norm_weight is not None:  # a new model's norms are what a random one has
+        theta = dataclasses.replace(theta, norm_weight=theta.norm_weight + 0.5)
+        backbone = dataclasses.replace(backbone, theta=theta)
+    shape = shape_for(theta, size, 3 if kind == "vit" else 1, tokens=8)
+    head = HeadShape("linear", theta.width, 3)
+    known, random = (
+        dict(network_of(backbone, shape, head, build_method("adapt", name), 0).named_parameters())
+        for name in ("nft", "scratch")
+    )
+    reused = ["positions", "prefix", "project.weight"] if kind == "vit" else ["positions", "norm.weight"]
+    for name in (f"embedder.{part}" for part in reused):
+        assert not torch.equal(known[name], random[name]), name
+    assert float(random["embedder.positions"].detach().std()) == pytest.approx(0.02, rel=0.3)
+    bodies = [name for name in known if name.startswith("body") and known[name].dim() > 1]
+    assert bodies
+    assert not [name for name in bodies if torch.equal(known[name], random[name])]
+    if kind == "bert":  # what the pretrained embedding has nothing of is drawn alike
+        assert torch.equal(known["embedder.project.weight"], random["embedder.project.weight"])
 
 
 def test_pare_puts_the_best_source_patches_where_the_worst_target_patches_were(bench: Bench):

@@ -168,6 +168,6 @@ def test_pictures_kept_as_numbers_are_a_proxy_of_a_vision_body(tmp_path: Path):
     file = tmp_path / "pictures.npz"
     np.savez(file, x=np.zeros((12, 1, 8, 8), np.float32), label=np.arange(12) % 2)
     sees = cast(Backbone, SimpleNamespace(reads="image", name="sees"))
-    found = module._checked(module.read_proxy(str(file), sees), sees)
+    found = module.checked_proxy(str(file), sees)
     assert found.kind == "array"
     assert list(found.label_names) == ["0", "1"]

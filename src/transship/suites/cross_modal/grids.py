@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transship.suites._packages import packaged_data
 from transship.suites.cross_modal.tasks import TEST_SEED, Array, Task, cut_task, drawn, series_task
-from transship.suites.runner import Context, Need
+from transship.suites.runner import Context
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
 
 GRIDS = ("spectrogram", "signs", "darcy")
 SPECTRAL = "CricketX"  # the series whose spectrograms are read
-NEEDS = (
-    Need("data", "gtsrb_32", "shared by krupallad09/Traffic_Sign, by get-data", license="CC0"),
-    Need("data", "pde_darcy_train_16", "PyPI package neuraloperator 0.3.0, by get-data", license="BSD"),
-    Need("data", "pde_darcy_test_16", "the same", license="BSD"),
-)
+NEEDS = tuple(map(packaged_data, ("gtsrb_32", "pde_darcy_train_16", "pde_darcy_test_16")))
 PRETRAIN_ROWS, PROXY_ROWS = 20000, 4000
 
 

@@ -14,7 +14,8 @@ from transship.suites.runner import Measurement
 
 # `nft*` is nft for as long as both stages of recraft take together
 EQUAL_TIME = "nft*"
-# `hybrid` is what `adapt fit` does: recraft on the best raw model, kept where it gains on validation rows
+# `hybrid` is recraft on the best raw model, kept where it gains on validation rows: as `adapt fit` does, but
+# with the stage 1, the tokens and the epochs of the suite
 HYBRID = "hybrid"
 RAW = {
     "classification": ("constant", "logistic", "ridge", "rocket"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transship.suites._packages import packaged_data
 from transship.suites.cross_modal.measure import EQUAL_TIME, HYBRID, adapted, raw
 from transship.suites.cross_modal.tasks import Task
-from transship.suites.runner import Column, Measurement, Need, Paper, Quantity, Row, cell, highest, lowest
+from transship.suites.runner import Column, Measurement, Paper, Quantity, Row, cell, highest, lowest
 
 PAPER = Paper(
     "Rethinking Cross-Modal Fine-Tuning: Optimizing the Interaction between Feature Alignment and Target "
@@ -31,14 +32,14 @@ TITLES: Mapping[str, str] = {
     "orca": "ORCA",
     "pare": "PaRe",
     "mona": "MoNA (our reading)",
-    HYBRID: "best raw model, corrected by RECRAFT (`adapt fit`)",
+    HYBRID: "best raw model, corrected by RECRAFT",
     "constant": "constant guess",
     "logistic": "logistic regression on values",
     "ridge": "ridge on values",
     "rocket": "random convolutions + ridge",
     "fno": "Fourier neural operator",
 }
-WORDNET = Need("data", "wordnet_supersense", "Debian package wordnet-base 3.0, by get-data")
+WORDNET = packaged_data("wordnet_supersense")
 STAGE_ONE = (
     Column("W₁ at start", "w1_start", digits=2),
     Column("W₁ at end", "w1", digits=2),
@@ -105,6 +106,9 @@ def mean_of(metric: str, method: str, tasks: tuple[str, ...], **where: Any) -> Q
 
 
 def worst(metric: str, method: str, tasks: tuple[str, ...], *, high: bool, **where: Any) -> Quantity:
-    """Return the largest or smallest value of a metric over tasks, seed by seed: it stands for every run."""
+    """Return the largest or smallest value of a metric over tasks, seed by seed.
+
+    In a claim of `EveryRun` it stands for every run.
+    """
     each = [cell(metric, method=method, task=task, **where) for task in tasks]
     return highest(*each) if high else lowest(*each)

@@ -20,7 +20,7 @@ from transship.suites.runner.find import load_suite, suite_names
 from transship.suites.runner.quantities import Measurement, Quantity, cell, highest, lowest
 from transship.suites.runner.results import SuiteResult
 from transship.suites.runner.run import Step, SuiteRun, run_suite
-from transship.suites.runner.verdict import Claim, Judgement, Spread, judge, spread
+from transship.suites.runner.verdict import Claim, EveryRun, Judgement, Spread, judge, spread
 
 __all__ = [
     "Case",
@@ -28,6 +28,7 @@ __all__ = [
     "Column",
     "Context",
     "Curve",
+    "EveryRun",
     "Judgement",
     "Measurement",
     "Need",

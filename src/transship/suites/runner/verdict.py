@@ -1,4 +1,4 @@
-"""Spread over seeds, and verdicts on claims by one stated rule."""
+"""Spread over seeds, and verdicts on claims by a stated rule: of the mean, or of every run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from transship.suites.runner.quantities import Measurement, Quantity
 
@@ -63,6 +63,8 @@ class Claim:
         source: where the claim stands: section or table of the paper, or "ours".
     """
 
+    # whether every run must hold, and not the mean of the runs
+    every: ClassVar[bool] = False
     text: str
     quantity: Quantity
     at_least: float | None = None
@@ -85,10 +87,22 @@ class Claim:
         """The rule of decision, as the page prints it."""
         bounds = [f"≥ {self.at_least:g}"] if self.at_least is not None else []
         bounds += [f"≤ {self.at_most:g}"] if self.at_most is not None else []
+        if self.every:
+            return (
+                f"confirmed if {self.quantity} is {' and '.join(bounds)} in every seed; refuted if it is not "
+                "in one of them; undecided if one has no value, or there is only one"
+            )
         return (
             f"confirmed if the whole {100 * self.confidence:g} % t-interval over seeds of {self.quantity} "
             f"is {' and '.join(bounds)}; refuted if it lies wholly outside; undecided otherwise"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryRun(Claim):
+    """A sentence about every run: the worst seed decides it, and no interval does."""
+
+    every: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ class Judgement:
         reason: one sentence with the numbers that decided.
         per_seed: the quantity's value for each seed.
         spread: its mean, standard deviation and number of seeds.
-        low: lower end of the interval, None where there is none.
+        low: lower end of the interval, None where there is none or it decides nothing.
         high: upper end.
     """
 
@@ -129,13 +143,15 @@ def judge(claim: Claim, measurements: Sequence[Measurement], seeds: Sequence[int
         reason = f"no value for seed {', '.join(missing)}"
     elif interval is None:
         reason = "one seed has no spread" if found.seeds else "no seeds"
+    elif claim.every:
+        verdict, reason = _decide_every(claim, seeds, values)
     else:
         verdict = _decide(interval, claim.at_least, claim.at_most)
         reason = (
             f"mean {found.mean:.4g}, {100 * claim.confidence:g} % interval "
             f"{interval[0]:.4g} to {interval[1]:.4g} over {found.seeds} seeds"
         )
-    low, high = interval if interval is not None and not missing else (None, None)
+    low, high = interval if interval is not None and not missing and not claim.every else (None, None)
     return Judgement(claim.text, claim.source, claim.rule, verdict, reason, values, found, low, high)
 
 
@@ -151,3 +167,13 @@ def _decide(interval: tuple[float, float], at_least: float | None, at_most: floa
     if floor <= low and high <= ceiling:
         return "confirmed"
     return "refuted" if high < floor or low > ceiling else "undecided"
+
+
+def _decide_every(claim: Claim, seeds: Sequence[int], values: Sequence[float | None]) -> tuple[Verdict, str]:
+    """Return the verdict of the worst seed, and a sentence that names it."""
+    floor = -math.inf if claim.at_least is None else claim.at_least
+    ceiling = math.inf if claim.at_most is None else claim.at_most
+    present = [(seed, value) for seed, value in zip(seeds, values, strict=True) if value is not None]
+    seed, worst = max(present, key=lambda one: max(floor - one[1], one[1] - ceiling))
+    reason = f"the worst of {len(present)} seeds is {worst:.4g} (seed {seed}), and every one must hold"
+    return "confirmed" if floor <= worst <= ceiling else "refuted", reason

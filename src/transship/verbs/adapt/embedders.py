@@ -110,6 +110,13 @@ class Embedder(nn.Module):
         return tokens  # type: ignore[no-any-return]
 
     @torch.no_grad()
+    def draw(self) -> None:
+        """Draw positions and class token as transformers does; norm and convolutions stay as made."""
+        for part in (self.positions, self.prefix):
+            if part is not None:
+                nn.init.normal_(part, std=0.02)
+
+    @torch.no_grad()
     def start(self, theta: Theta) -> None:
         """Take over what the pretrained embedding has: norm, positions, class token, patch filter."""
         if theta.norm_weight is not None and isinstance(self.norm, nn.LayerNorm):

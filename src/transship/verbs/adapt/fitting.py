@@ -46,11 +46,13 @@ def adapt(
     `compare` runs the raw baselines on the validation rows first; `seen` takes (what, done, total) as the
     work goes on, `tell` lines for the user.
     """
-    problem = Problem.read(X, y, settings, compare=compare)
+    problem = Problem.read(X, y, settings)
+    found = parts.opened(problem)
+    problem = problem.on_base(compare=compare)
     for one in problem.raw:
         metric = problem.metric.name
         tell(f"raw baseline {one.name}: validation {metric} {one.validation:.4f} in {one.seconds:.1f} s")
-    fit = _Fit(problem, _watcher(settings, seen))
+    fit = _Fit(problem, found, _watcher(settings, seen))
     fit.stage_one()
     fit.stage_two()
     return fit.finish(), problem.split
@@ -59,14 +61,13 @@ def adapt(
 class _Fit:
     """One fit: what it is made of, and how far it is."""
 
-    def __init__(self, problem: Problem, watch: Watch) -> None:
+    def __init__(self, problem: Problem, found: parts.Opened, watch: Watch) -> None:
         self.problem, self.seconds = problem, dict[str, float]()
-        self.phases = problem.method.phases()
+        self.phases = [phase for phase in problem.method.phases() if phase.steps]
         settings, method = problem.settings, problem.method
-        self.backbone = backbone = parts.backbone_of(settings)
-        shape = parts.embedder_shape_of(problem, backbone)
+        self.backbone, backbone, shape = found.backbone, found.backbone, found.shape
         with self._timed("proxy"):
-            source = parts.source_of(settings, method, backbone, watch)
+            source = parts.source_of(settings, found, watch)
         accelerator = parts.accelerator_of(settings)
         head_shape = parts.head_shape_of(problem, backbone, shape, source)
         network = parts.network_of(backbone, shape, head_shape, method, settings.seed).to(accelerator.device)

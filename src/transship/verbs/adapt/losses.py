@@ -221,6 +221,7 @@ LOSSES = {
         Loss("nrmse", ("regression", "dense"), _relative),
     )
 }
+RELATIVE = ("relative-l2", "nrmse")  # they divide by the size of each target
 _USUAL = {
     "classification": "cross-entropy",
     "multilabel": "bce",
@@ -242,6 +243,7 @@ def find_loss(name: str | None, task: str) -> Loss:
 
 __all__ = [
     "LOSSES",
+    "RELATIVE",
     "Alignment",
     "LabelTable",
     "Loss",

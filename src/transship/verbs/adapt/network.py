@@ -58,10 +58,16 @@ def pooled(tokens: Float[Tensor, "inputs tokens width"]) -> Float[Tensor, "input
     return tokens.mean(1)
 
 
-def new_embedder(shape: Shape, theta: Theta, seed: int) -> Embedder:
-    """Return φ with convolutions drawn from `seed` and everything else from the pretrained embedding."""
+def new_embedder(shape: Shape, theta: Theta, seed: int, *, pretrained: bool = True) -> Embedder:
+    """Return φ with convolutions drawn from `seed` and everything else from the pretrained embedding.
+
+    Without `pretrained` everything is drawn, and of the backbone's embedding only the shape is left.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         made = Embedder(shape, theta.norm_epsilon)
+        if not pretrained:
+            made.draw()
+            return made
     made.start(theta)
     return made

@@ -119,7 +119,7 @@ class DatasetDistance(Objective):
 
     Ground cost ½‖x − x'‖² + ½W₂²(α_y, α_y'), α_y the features of class y as Gaussians with diagonal
     covariances, so that W₂² = ‖μ − μ'‖² + ‖σ − σ'‖²; outer transport entropic and debiased, one absolute ε.
-    The batch's classes are weighted by their share.
+    At most `per_class` rows of each class are embedded; classes are weighted by their share of all rows.
     """
 
     def __init__(self, *, source_items: int = 1000, per_class: int = 128) -> None:
@@ -136,13 +136,13 @@ class DatasetDistance(Objective):
         self.spreads = torch.stack([group.std(0, unbiased=False) for group in groups]).to(bench.device)
 
     def loss(self, bench: Bench, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
-        """Return Σ_c (n_c/n)·OTDD(class c of the batch, source)."""
-        features = pooled(bench.embedded(index)).float()
+        """Return Σ_c (n_c/n)·OTDD(some rows of class c, source)."""
         codes = bench.train.codes[index]
-        total = features.new_zeros(())
+        total = torch.zeros((), device=bench.device)
         for code in torch.unique(codes).tolist():
-            rows = features[codes == code][: self.per_class]
-            total = total + (codes == code).double().mean().item() * self._distance(rows)
+            rows = index[codes == code]
+            features = pooled(bench.embedded(rows[: self.per_class])).float()
+            total = total + len(rows) / len(index) * self._distance(features)
         return total
 
     def _distance(self, rows: Float[Tensor, "inputs width"]) -> Float[Tensor, ""]:

@@ -1,14 +1,14 @@
 """The parts of a fit: backbone, source, head, network, and the device that they run on."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from transship import parallel
-from transship.data import find_model
-from transship.errors import OptionError
+from transship.data import Dataset, find_model
 from transship.numerics import derive_seed
 from transship.verbs.adapt.backbone import Backbone, open_backbone
 from transship.verbs.adapt.embedders import Shape, shape_for
@@ -17,7 +17,31 @@ from transship.verbs.adapt.network import Network, new_embedder
 from transship.verbs.adapt.problem import Problem
 from transship.verbs.adapt.protocol import AdaptMethod
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.source import Source, open_source
+from transship.verbs.adapt.source import Source, checked_proxy, open_source
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """What a fit opens before anything runs, so that what is missing is said first.
+
+    Attributes:
+        backbone: the pretrained model.
+        shape: how φ cuts these inputs into tokens.
+        proxy: the source's data, or None for methods that need none.
+    """
+
+    backbone: Backbone
+    shape: Shape
+    proxy: Dataset | None
+
+
+def opened(problem: Problem) -> Opened:
+    """Open backbone and proxy; nothing is computed yet."""
+    settings = problem.settings
+    backbone = backbone_of(settings)
+    shape = embedder_shape_of(problem, backbone)
+    proxy = checked_proxy(settings.proxy, backbone) if problem.method.needs_source else None
+    return Opened(backbone, shape, proxy)
 
 
 def backbone_of(settings: Settings) -> Backbone:
@@ -30,16 +54,14 @@ def backbone_of(settings: Settings) -> Backbone:
     return open_backbone(reference)
 
 
-def source_of(
-    settings: Settings, method: AdaptMethod, backbone: Backbone, watch: Callable[[str, int, int], None]
-) -> Source | None:
+def source_of(settings: Settings, found: Opened, watch: Callable[[str, int, int], None]) -> Source | None:
     """Return the source's features and head, made once; None for methods that need none."""
-    if not method.needs_source:
+    if found.proxy is None:
         return None
     cache = None if settings.cache is None else Path(settings.cache)
     return open_source(
-        backbone,
-        settings.proxy,
+        found.backbone,
+        found.proxy,
         items=settings.proxy_items,
         omega=settings.omega,
         seed=settings.seed,
@@ -75,9 +97,10 @@ def embedder_shape_of(problem: Problem, backbone: Backbone) -> Shape:
 def network_of(
     backbone: Backbone, shape: Shape, head_shape: HeadShape, method: AdaptMethod, seed: int
 ) -> Network:
-    """Return φ, body and head as they start."""
-    embedder = new_embedder(shape, backbone.theta, derive_seed(seed, "embedder"))
-    body = backbone.body() if method.pretrained else backbone.scratch_body(derive_seed(seed, "body"))
+    """Return φ, body and head as they start: pretrained where they can be, or all of them random."""
+    theta, pretrained = backbone.theta, method.pretrained
+    embedder = new_embedder(shape, theta, derive_seed(seed, "embedder"), pretrained=pretrained)
+    body = backbone.body() if pretrained else backbone.scratch_body(derive_seed(seed, "body"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "head"))
         head = head_shape.build()
@@ -87,9 +110,6 @@ def network_of(
 def accelerator_of(settings: Settings) -> Any:
     """Return accelerate's handle on the device, the precision and the other processes."""
     from accelerate import Accelerator  # type: ignore[import-untyped]
-
-    if settings.device not in ("auto", "cpu", "cuda", "mps"):
-        raise OptionError(f"there is no device '{settings.device}'", where="device", fix="choose auto or cpu")
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 
     # accelerate keeps one state per process, and a second fit may want another precision

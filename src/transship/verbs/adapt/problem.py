@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transship.errors import OptionError
+from transship.errors import DataError, OptionError
 from transship.registry import build_method
 from transship.verbs.adapt.base import Base, baselines, fit_base
 from transship.verbs.adapt.bench import Rows
 from transship.verbs.adapt.inputs import Inputs
-from transship.verbs.adapt.losses import Loss, find_loss
+from transship.verbs.adapt.losses import RELATIVE, Loss, find_loss
 from transship.verbs.adapt.metrics import Metric, default_metric, find_metric
 from transship.verbs.adapt.protocol import AdaptMethod
 from transship.verbs.adapt.raw import RawResult
@@ -26,6 +26,7 @@ from transship.verbs.adapt.splitting import Split, split_rows
 from transship.verbs.adapt.targets import Targets
 
 Array = NDArray[Any]
+NOTHING = 1e-6  # of the mean size: targets so small count as zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,8 @@ class Problem:
     raw: tuple[RawResult, ...] = ()
 
     @classmethod
-    def read(cls, X: Any, y: Any, settings: Settings, *, compare: bool) -> Self:  # noqa: N803
-        """Check rows and settings, and run the raw baselines where they are asked for."""
+    def read(cls, X: Any, y: Any, settings: Settings) -> Self:  # noqa: N803
+        """Check rows and settings, before anything is opened or run."""
         settings.checked()
         method: AdaptMethod = build_method("adapt", settings.method, settings.method_options)
         split = split_rows(X, y, settings)
@@ -74,8 +75,10 @@ class Problem:
         _check_predictor(settings, targets, method)
         train = _rows(inputs, targets, split.inputs, split.targets)
         held = _rows(inputs, targets, split.held_inputs, split.held_targets)
-        plain = cls(settings, method, split, inputs, targets, metric, loss, train, held)
-        return plain._on_base(compare)
+        made = cls(settings, method, split, inputs, targets, metric, loss, train, held)
+        made._check_metric()
+        made._check_loss()
+        return made
 
     @cached_property
     def data_hash(self) -> str:
@@ -93,7 +96,39 @@ class Problem:
         """Targets of the rows held out, as metrics take them."""
         return self.targets.truth(self.split.held_targets)
 
-    def _on_base(self, compare: bool) -> Self:
+    def _check_metric(self) -> None:
+        """Refuse validation rows on which the metric has no value, whatever is predicted for them."""
+        truth, scores = self.held_truth, None
+        if self.targets.classes is not None:
+            scores = np.full((len(truth), len(self.targets.classes)), 1.0 / len(self.targets.classes))
+        elif self.targets.task == "multilabel":
+            scores = np.full(truth.shape, 0.5)
+        try:
+            self.metric(truth, truth, scores)
+        except DataError as error:
+            raise DataError(
+                f"{self.metric.name} is undefined on the {len(truth)} validation rows ({error.what})",
+                where="validation",
+                fix="choose another metric, or other validation rows",
+            ) from error
+
+    def _check_loss(self) -> None:
+        """Refuse training targets that a relative loss would divide by nothing."""
+        if self.loss.name not in RELATIVE:
+            return
+        truth = self.targets.truth(self.split.targets)
+        sizes = np.linalg.norm(truth.reshape(len(truth), -1), axis=1)
+        zero = sizes <= NOTHING * sizes.mean()
+        if zero.any():
+            rows = np.setdiff1d(np.arange(len(truth) + len(self.split.held_index)), self.split.held_index)
+            raise DataError(
+                f"target {int(rows[zero.argmax()]) + 1} is all zero ({int(zero.sum())} such rows to train "
+                f"on), and {self.loss.name} divides by its size",
+                where="y",
+                fix="choose the loss mse, or leave such rows out",
+            )
+
+    def on_base(self, *, compare: bool) -> Self:
         """Return the problem with the baselines that were tried, and the base's outputs beside the rows."""
         name = self.settings.base
         if name == "none" and not compare:

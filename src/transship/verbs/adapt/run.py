@@ -1,35 +1,28 @@
 """The verb's steps as functions: what the command line calls, and nothing of its own."""
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transship import data, parallel
+from transship import parallel
 from transship.checkpoints.atomic import atomic_file, check_target
-from transship.data import Dataset
-from transship.errors import DataError, OptionError
+from transship.errors import OptionError
 from transship.numerics import MemoryBudget
+from transship.registry import build_method
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.artifact import load_adapted, saved_kind
 from transship.verbs.adapt.bench import FORWARD_BATCH
 from transship.verbs.adapt.estimator import Recraft
 from transship.verbs.adapt.needs import bounding_bytes, fitting_bytes, predicting_bytes
+from transship.verbs.adapt.protocol import AdaptMethod
+from transship.verbs.adapt.reading import Rows, read_rows, read_validation
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Inputs and targets of a data set, as the estimator takes them."""
-
-    inputs: Array
-    targets: Array | None
-    ids: Array
-    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,55 +60,6 @@ class Fitted:
         )
 
 
-def read_rows(
-    reference: Any,
-    *,
-    kind: str = "auto",
-    column: str | None = None,
-    label: str | None = None,
-    split: str | None = None,
-    needs_targets: bool = True,
-) -> tuple[Rows, Dataset]:
-    """Read a data set as arrays: series, arrays, vectors, or images as [rows, channels, height, width]."""
-    asked: Any = {"series": "series", "tabular": "array", "tokens": "array", "grid": None}.get(kind)
-    found = data.load(reference, asked, column=column, label=label)
-    if split is not None and found.splits is not None:
-        found = found.split(split)
-    if found.kind in ("text", "pair"):
-        raise DataError(
-            f"it holds {found.kind}, which the backbone reads already",
-            where=found.name,
-            fix="give series, arrays or images, or name their column with --column",
-        )
-    if needs_targets and found.labels is None:
-        raise DataError("it has no targets", where=found.name, fix="name their column with --label")
-    return Rows(_arrays(found), _named(found), found.ids, found.name), found
-
-
-def _arrays(found: Dataset) -> Array:
-    if found.kind != "image":
-        return np.asarray(found.inputs)
-    pictures = [np.asarray(found.inputs[row], dtype=np.float32) / 255.0 for row in range(len(found))]
-    shapes = {picture.shape for picture in pictures}
-    if len(shapes) > 1:
-        first, second = sorted(shapes)[:2]
-        raise DataError(
-            f"its images have several sizes ({first} and {second} among them)",
-            where=found.name,
-            fix="give one size",
-        )
-    stacked = np.stack(pictures)
-    return stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
-
-
-def _named(found: Dataset) -> Array | None:
-    """Return targets; classes by their names, so that train and test agree whatever their codes are."""
-    if found.labels is None or not found.label_names:
-        return found.labels
-    names: Array = np.asarray(found.label_names)[found.labels]
-    return names
-
-
 def fit(
     reference: Any,
     folder: str | Path,
@@ -133,21 +77,22 @@ def fit(
     """Fit on a data set and write the model; what `memory` does not hold is refused before it begins.
 
     Of a data set with splits only `train` is learned from, and `validation`, where there is one, is what it
-    chooses by; a test split is never read. With `compare` the raw baselines come first, and unless told
+    chooses by; a test split is never read. Of other data named by `validation` likewise: its `validation`
+    split, or all rows where it has no splits. With `compare` the raw baselines come first, and unless told
     otherwise the network stands on the best of them (`base`), and validation may choose that one alone: on
     few rows random convolutions erred less than every adapted body that was measured.
     """
     target = check_target(folder, force=force)
-    kind = str(parameters.get("kind", "auto"))
-    rows, found = read_rows(reference, kind=kind, column=column, label=label)
+    columns: Any = {"kind": str(parameters.get("kind", "auto")), "column": column, "label": label}
+    rows, found = read_rows(reference, **columns)
     held: Any = validation
     if found.splits is not None:
-        rows, _ = read_rows(reference, kind=kind, column=column, label=label, split="train")
+        rows, _ = read_rows(reference, **columns, split="train")
     if isinstance(validation, str):
-        other, _ = read_rows(validation, kind=kind, column=column, label=label)
+        other = read_validation(validation, rows, **columns)
         held = (other.inputs, other.targets)
     elif "validation" in found.split_sizes:
-        other, _ = read_rows(reference, kind=kind, column=column, label=label, split="validation")
+        other, _ = read_rows(reference, **columns, split="validation")
         held = (other.inputs, other.targets)
     if compare and parameters.get("predictor", "linear") == "linear":
         parameters.setdefault("base", "auto")
@@ -182,6 +127,7 @@ def predict(
     """
     if out is not None:
         check_target(out, force=force)
+        _check_suffix(Path(out))
     kind = saved_kind(folder)
     rows, _ = read_rows(reference, kind=kind, column=column, label=label, split=split, needs_targets=False)
     batch = FORWARD_BATCH
@@ -189,10 +135,14 @@ def predict(
         fixed, each = predicting_bytes(folder, rows.inputs)
         batch = memory.rows(each, fixed=fixed, most=batch, what=f"predicting {len(rows.inputs):,} rows")
     adapted = load_adapted(folder).adapted_
+    if out is not None:
+        _check_table(Path(out), adapted)
+    # targets that do not fit are said before the rows run
+    wanted = None if rows.targets is None else adapted.targets.truth(rows.targets)
     adapted.forward_rows = batch
     outputs = adapted.outputs(rows.inputs)
     made = adapted.targets.decode(outputs)
-    metrics = adapted.measured(outputs, rows.targets) if rows.targets is not None else {}
+    metrics = adapted.measured(outputs, rows.targets) if wanted is not None else {}
     if out is not None:
         _write(Path(out), rows, made, adapted, outputs, force)
     return made, metrics, rows
@@ -219,6 +169,30 @@ def bound(
     model = load_adapted(folder)
     model.adapted_.forward_rows = batch
     return measure_bound(model, rows.inputs, rows.targets, seed=seed)
+
+
+def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
+    """Return the ω of `--sensitivity`; refuse what is none, and methods in which ω decides nothing."""
+    name = str(parameters.get("method", "recraft"))
+    method: AdaptMethod = build_method("adapt", name, parameters.get("method_options"))
+    if not method.uses_omega and parameters.get("predictor", "linear") not in ("transport", "auto"):
+        raise OptionError(
+            f"ω decides nothing in {name}: every fit would be the same",
+            where="--sensitivity",
+            fix="leave it out, or choose the method recraft",
+        )
+    found = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < math.inf:
+            raise OptionError(
+                f"'{part}' is no ω", where="--sensitivity", fix="give numbers above 0, such as 0.1,0.3,1"
+            )
+        found.append(value)
+    return found
 
 
 def sensitivity(fitted: Fitted, omegas: Sequence[float], *, seen: Any = None) -> list[tuple[float, float]]:
@@ -264,18 +238,26 @@ def _picked(rows: Rows, index: Array) -> Array:
     return np.asarray(rows.targets[index])
 
 
+def _check_suffix(out: Path) -> None:
+    if out.suffix.lower() not in (".npy", ".csv", ".parquet"):
+        raise OptionError(
+            f"'{out.suffix}' is no format for predictions",
+            where=str(out),
+            fix="name a .csv, .parquet or .npy",
+        )
+
+
+def _check_table(out: Path, adapted: Adapted) -> None:
+    if len(adapted.targets.shape) > 1 and out.suffix.lower() != ".npy":
+        raise OptionError("fields do not fit a table", where=str(out), fix="name a .npy file")
+
+
 def _write(out: Path, rows: Rows, made: Array, adapted: Adapted, outputs: Array, force: bool) -> None:
     suffix = out.suffix.lower()
-    if suffix not in (".npy", ".csv", ".parquet"):
-        raise OptionError(
-            f"'{suffix}' is no format for predictions", where=str(out), fix="name a .csv, .parquet or .npy"
-        )
     with atomic_file(out, force=force) as draft:
         if suffix == ".npy":
             np.save(draft, made, allow_pickle=False)
             return
-        if made.ndim > 2:
-            raise OptionError("fields do not fit a table", where=str(out), fix="name a .npy file")
         import pyarrow
         import pyarrow.csv
         import pyarrow.parquet
@@ -307,6 +289,7 @@ __all__ = [
     "bound_report",
     "fit",
     "predict",
+    "read_omegas",
     "read_rows",
     "sensitivity",
     "write_report",

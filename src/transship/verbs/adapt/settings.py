@@ -5,6 +5,7 @@ The estimator's parameters, the command line's options, the card's table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -52,7 +53,7 @@ class Settings:
         validation: share of the rows to choose by, or a pair (X, y).
         log_every: steps between two rows of the stage-1 log.
         precision: no, bf16 or fp16.
-        device: `auto` for accelerate's choice, or cpu.
+        device: `auto` for accelerate's choice, or cpu, cuda or mps.
         seed: of every draw.
         cache: folder of proxy caches; None for the user's cache folder.
         work: folder for checkpoints; a fit with the same arguments and data goes on there.
@@ -119,6 +120,8 @@ class Settings:
             raise OptionError(
                 f"it is {self.learning_rate}", where="learning_rate", fix="give a number above 0"
             )
+        _check_omega(self.omega)
+        _check_device(self.device)
         for name, choices in (
             ("predictor", ("linear", "transport", "pooled", "auto")),
             ("freeze_embedder", (False, True, "auto")),
@@ -146,6 +149,23 @@ class Settings:
 def _at_least(name: str, value: Any, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise OptionError(f"it is {value!r}", where=name, fix=f"give a whole number from {least}")
+
+
+def _check_omega(omega: float | str) -> None:
+    if omega != "grid" and not (isinstance(omega, int | float) and 0 < omega < math.inf):
+        raise OptionError(f"ω is {omega!r}", where="omega", fix='give a number above 0, or "grid"')
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that is none or is not here: nothing falls back to the CPU in silence."""
+    if device not in ("auto", "cpu", "cuda", "mps"):
+        raise OptionError(f"there is no device '{device}'", where="device", fix="choose auto or cpu")
+    if device in ("cuda", "mps"):
+        import torch
+
+        here = torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()
+        if not here:
+            raise OptionError(f"this machine has no {device}", where="device", fix="choose auto or cpu")
 
 
 def _plain(value: Any) -> Any:

@@ -127,7 +127,7 @@ def open_source(
     The draw of the items, the split and the calibration depend on `seed` 0 alone, so that fits of other seeds
     share one cache; `omega` is a number, or "grid" for the smallest that costs less than a point of accuracy.
     """
-    data = _checked(read_proxy(proxy, backbone), backbone)
+    data = checked_proxy(proxy, backbone)
     chosen = _balanced(data, items)
     identity = _identity(backbone, chosen)
     folder = (cache or Path.home() / ".cache" / "transship" / "adapt") / identity[:32]
@@ -199,7 +199,9 @@ def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
     )
 
 
-def _checked(data: Dataset, backbone: Backbone) -> Dataset:
+def checked_proxy(proxy: Any, backbone: Backbone) -> Dataset:
+    """Return the proxy data once it is known to suit: the backbone's modality, two classes or more."""
+    data = read_proxy(proxy, backbone)
     wanted = "text" if backbone.reads == "text" else "image"
     if data.kind != wanted and not (wanted == "image" and data.kind == "array"):
         raise DataError(
@@ -340,4 +342,4 @@ def _load(folder: Path) -> _Computed | None:
         return None
 
 
-__all__ = ["Body", "Source", "open_source", "read_proxy"]
+__all__ = ["Body", "Source", "checked_proxy", "open_source", "read_proxy"]

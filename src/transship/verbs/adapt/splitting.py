@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
 from transship.verbs.adapt.settings import Settings
+from transship.verbs.adapt.targets import plain_labels
 
 Array = NDArray[Any]
 
@@ -96,15 +97,11 @@ def plain(values: Any, where: str) -> Array:
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     try:
-        array = np.asarray(values)
+        array = plain_labels(values, where) if where.endswith("y") else np.asarray(values)
     except ValueError as error:
         raise DataError("rows are ragged", where=where, fix="give rows of one shape") from error
     if not array.ndim:
         raise DataError("it is one value and no rows", where=where, fix="give an array")
-    if array.dtype == object and where.endswith("y"):
-        array = (
-            array.astype(str) if any(isinstance(value, str) for value in array.flat) else array.astype(float)
-        )
     return array
 
 

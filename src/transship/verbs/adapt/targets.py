@@ -131,8 +131,16 @@ class Targets:
         array = _array(values)
         if self.classes is not None:
             return self._encode_classes(array)
+        numbers = self._shaped(array)
+        if self.task == "multilabel":
+            return numbers.astype(np.float32)
+        scaled = (self._with_channel(numbers) - self.mean) / self.std
+        return scaled.astype(np.float32)
+
+    def _shaped(self, array: NDArray[Any]) -> NDArray[np.float64]:
+        """Return numeric targets [rows, …]; another shape than that of the training targets is refused."""
         numbers = _numbers(array, self.task)
-        if self.task == "regression" and numbers.ndim == 2 and not self.shape:
+        if self.task == "regression" and numbers.shape[1:] == (1,) and not self.shape:
             numbers = numbers[:, 0]
         if numbers.shape[1:] != self.shape:
             raise DataError(
@@ -140,13 +148,16 @@ class Targets:
                 where="y",
                 fix="give targets of that shape",
             )
-        if self.task == "multilabel":
-            return numbers.astype(np.float32)
-        scaled = (self._with_channel(numbers) - self.mean) / self.std
-        return scaled.astype(np.float32)
+        return numbers
 
     def _encode_classes(self, array: NDArray[Any]) -> NDArray[np.int64]:
         assert self.classes is not None
+        if array.ndim != 1:
+            raise DataError(
+                f"targets of shape {list(array.shape)} are no classes",
+                where="y",
+                fix="give one label per row",
+            )
         if array.dtype.kind != self.classes.dtype.kind and {array.dtype.kind, self.classes.dtype.kind} & set(
             "UO"
         ):
@@ -187,18 +198,14 @@ class Targets:
         """Return targets as metrics take them: int codes, 0/1, or floats in their own units."""
         if self.classes is not None:
             return self._encode_classes(_array(values))
-        numbers = _numbers(_array(values), self.task)
-        return (
-            numbers.astype(np.int64)
-            if self.task == "multilabel"
-            else numbers.reshape(len(numbers), *self.shape)
-        )
+        numbers = self._shaped(_array(values))
+        return numbers.astype(np.int64) if self.task == "multilabel" else numbers
 
     def label_codes(self, values: Any) -> NDArray[np.int64]:
         """Return the classes z' of FLD: the labels themselves, or the nearest k-means centre."""
         if self.classes is not None:
             return self._encode_classes(_array(values))
-        numbers = _numbers(_array(values), self.task)
+        numbers = self._shaped(_array(values))
         flat = numbers.reshape(len(numbers), -1)
         if "axes" in self.codes:
             flat = (flat - self.codes["mean"]) @ self.codes["axes"].T
@@ -221,19 +228,49 @@ def _array(values: Any) -> NDArray[Any]:
     if hasattr(values, "detach"):
         values = values.detach().cpu().numpy()
     try:
-        array = np.asarray(values)
+        array = plain_labels(values, "y")
     except ValueError as error:
         raise DataError("targets are ragged", where="y", fix="give targets of one shape") from error
     if not array.size:
         raise DataError("there are no targets", where="y", fix="give at least one row")
-    if array.dtype == object:
-        array = (
-            array.astype(str) if any(isinstance(value, str) for value in array.flat) else array.astype(float)
-        )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(1)))
         raise DataError(f"target {row + 1} is NaN or infinite", where="y", fix="fill in or drop those rows")
     return array
+
+
+def plain_labels(values: Any, where: str) -> NDArray[Any]:
+    """Return targets as an array of text or numbers; a missing one (None, NaN) among text is refused by row.
+
+    NumPy would make the texts 'None' and 'nan' of them, which are classes like any other.
+    """
+    array = np.asarray(values)
+    if array.dtype != object and (array.dtype.kind != "U" or isinstance(values, np.ndarray)):
+        return array
+    objects = np.asarray(values, dtype=object)
+    missing = [place for place, value in enumerate(objects.flat) if _is_missing(value)]
+    if missing:
+        row = missing[0] // max(1, objects.size // len(objects))
+        raise DataError(
+            f"target {row + 1} is missing ({len(missing)} such)",
+            where=where,
+            fix="fill in or drop those rows",
+        )
+    if any(isinstance(value, str) for value in objects.flat):
+        return objects.astype(str)
+    try:
+        return objects.astype(float)
+    except (TypeError, ValueError) as error:
+        kind = type(objects.flat[0]).__name__
+        raise DataError(
+            f"targets are neither text nor numbers but {kind}", where=where, fix="give one of them"
+        ) from error
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is None, NaN, or pandas' NA or NaT."""
+    is_nan = isinstance(value, float | np.floating) and bool(np.isnan(value))
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def find_task(array: NDArray[Any], task: str) -> Task:
@@ -287,4 +324,4 @@ def _clusters(numbers: NDArray[Any], seed: int) -> dict[str, NDArray[np.float32]
     return found | {"centres": model.cluster_centers_.astype(np.float32)}
 
 
-__all__ = ["TASKS", "Targets", "Task", "find_task"]
+__all__ = ["TASKS", "Targets", "Task", "find_task", "plain_labels"]

@@ -107,7 +107,8 @@ class Trainer:
         self._kept: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._losses: list[float] = []
-        self._resumed = session.load()
+        # of several machines only the first one kept it
+        self._resumed = parallel.agreed(session.load() if parallel.is_main() else None)
         self._start = time.process_time()
 
     # -- stage 1 -------------------------------------------------------------------------------------------
@@ -124,7 +125,8 @@ class Trainer:
 
     def _phase(self, number: int, phase: Phase) -> None:
         trained = self.bench.network.train_only(phase.trains)
-        groups, batch = [{"params": trained, "lr": phase.rate}], min(phase.batch, len(self.bench.train))
+        rows = len(self.bench.train)
+        groups, batch = [{"params": trained, "lr": phase.rate}], min(phase.batch or rows, rows)
         run = Run(
             phase.name,
             number,
@@ -289,7 +291,7 @@ class Trainer:
                 break
             if self.session.due():
                 self._checkpoint(run, step + 1, extras)
-        self.accelerator.wait_for_everyone()
+        parallel.wait()
 
     def _step(self, run: Run, step: int, parameters: list[nn.Parameter], optimiser: Any) -> float:
         total = 0.0

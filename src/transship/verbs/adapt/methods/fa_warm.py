@@ -26,6 +26,7 @@ class FeatureAlignWarm(AdaptMethod):
     """
 
     needs_source: ClassVar[bool] = True
+    uses_omega: ClassVar[bool] = True
     fa_steps: int = 60
     fa_rate: float = 3e-3
     fa_batch: int = 128

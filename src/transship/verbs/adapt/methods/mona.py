@@ -41,6 +41,7 @@ class Mona(AdaptMethod):
         'our reading of Ma et al., "Learning Modality Knowledge Alignment for Cross-Modality Transfer" (2024)'
     )
     needs_source: ClassVar[bool] = True
+    uses_omega: ClassVar[bool] = True
     steps: int = 24
     rate: float = 1e-3
     inner_rate: float = 1e-2

@@ -18,7 +18,7 @@ class Orca(AdaptMethod):
     Attributes:
         steps: steps of alignment (the paper's epochs).
         rate: Adam's learning rate.
-        batch: rows per step.
+        per_class: the most rows of each class per step.
         source_items: source features per step.
     """
 
@@ -26,10 +26,10 @@ class Orca(AdaptMethod):
     needs_source: ClassVar[bool] = True
     steps: int = 60
     rate: float = 3e-3
-    batch: int = 128
+    per_class: int = 128
     source_items: int = 1000
 
     def phases(self) -> Sequence[Phase]:
         """Return the alignment."""
-        distance = DatasetDistance(source_items=self.source_items)
-        return [Phase("otdd", self.steps, self.rate, self.batch, distance, shared=False)]
+        distance = DatasetDistance(source_items=self.source_items, per_class=self.per_class)
+        return [Phase("otdd", self.steps, self.rate, None, distance, shared=False)]
