@@ -105,7 +105,7 @@ def transports(folder: Path) -> dict[str, Tensor]:
     cases: dict[str, dict[str, Any]] = {
         "theseus": {"method": "theseus"},
         "gradient": {"method": "gradient"},
-        "gradfix": {"method": "gradfix", "strength": 1.0},
+        "gradfix": {"method": "gradfix", "strength": 1.0, "target": "other"},
         "carry": {"method": "carry"},
         "kept": {"method": "carry", "keep": texts(folder, "others")},
         "path": {"method": "theseus", "path_steps": 2, "strength": 1.0},
@@ -113,8 +113,9 @@ def transports(folder: Path) -> dict[str, Tensor]:
     }
     made = {}
     for name, options in cases.items():
+        target = options.pop("target", "target")
         found = transship.transport(
-            *(str(folder / one) for one in ("source", "tuned", "target")),
+            *(str(folder / one) for one in ("source", "tuned", target)),
             data=str(folder / "texts.parquet"),
             batches=5,
             batch_size=8,

@@ -113,7 +113,7 @@ def test_commands_take_a_map(folder: Path):
 def test_work_that_exchanges_weights_refuses_parts_on_disk(folder: Path):
     import transship
 
-    places = [str(folder / name) for name in ("a", "tuned", "b")]
+    places = [str(folder / name) for name in ("a", "tuned", "a")]
     with pytest.raises(OptionError, match="rests on disk"):
         transship.transport(
             *places, data=sentences(), method="gradfix", batches=2, batch_size=4, device_map=HEADED

@@ -26,14 +26,13 @@ _SPEC.loader.exec_module(helpers)
 DRIVER = """
 import json, os, random, signal, sys, time
 import faiss, lancedb, numpy, pyarrow.parquet, qdrant_client, torch
-from transship.numerics import MemoryBudget
-from transship.verbs.translate import LazyIndex, load_map
+from transship.verbs.translate import LazyIndex, load_map, moving
 from transship.verbs.translate.moving import apply_map
 from transship.verbs.translate.stores import parquet, faiss_file, lance, qdrant
-parquet.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT = 12, 12, 8
+parquet.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT, moving.ROWS = 12, 12, 8, 13
 
 def apply(job, target, name):
-    for step in apply_map(saved, job["source"], target, memory=MemoryBudget(2800)):
+    for step in apply_map(saved, job["source"], target):
         pass
 
 def lazy(job, target, name):

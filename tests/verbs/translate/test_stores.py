@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from transship.errors import DataError, MissingError, OutputError
-from transship.numerics import MemoryBudget
 from transship.verbs.translate import Ridge, save_map
 from transship.verbs.translate.moving import apply_map, plan_apply
 from transship.verbs.translate.stores import Columns, Stamp, open_source, parquet, place, qdrant
@@ -25,7 +24,6 @@ sys.modules["store_helpers"] = helpers
 _SPEC.loader.exec_module(helpers)
 COUNT = helpers.COUNT
 # room for a dozen rows at a time
-SMALL = MemoryBudget(2800)
 
 
 @pytest.fixture
@@ -34,6 +32,11 @@ def saved(tmp_path: Path):
     y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
     about = {"source": "old", "target": "new", "unit_target": True, "quality": {"recall": 0.5}}
     return save_map(Ridge().fit(x, y), tmp_path / "map", about)
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("transship.verbs.translate.moving.ROWS", 13)
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +157,12 @@ def test_a_run_that_stopped_goes_on_and_gives_the_same_rows(
     rows = helpers.make_rows()
     source = helpers.build(kind, tmp_path / "in", rows)
     out = helpers.target(kind, tmp_path)
-    small = SMALL
-    steps = apply_map(saved, source, out, memory=small)
+    steps = apply_map(saved, source, out)
     for _ in range(stop):
         next(steps)
     steps.close()
     qdrant.close_clients()
-    again = run(saved, source, out, memory=small)
+    again = run(saved, source, out)
     if stop == 5:
         assert again[0].done > 0
     qdrant.close_clients()
@@ -212,8 +214,7 @@ def test_leftovers_of_another_map_are_not_continued(kind: str, saved, tmp_path: 
     monkeypatch.setattr(lance, "COMMIT_ROWS", 12)
     source = helpers.build(kind, tmp_path / "in", helpers.make_rows())
     out = helpers.target(kind, tmp_path)
-    small = SMALL
-    steps = apply_map(saved, source, out, memory=small)
+    steps = apply_map(saved, source, out)
     for _ in range(6):
         next(steps)
     steps.close()
@@ -259,7 +260,7 @@ def test_a_store_that_disappears_says_where_to_go_on(kind: str, saved, tmp_path:
     monkeypatch.setattr(parquet, "PART_ROWS", 12)
     rows = helpers.make_rows()
     source = helpers.build(kind, tmp_path / "in", rows)
-    steps = apply_map(saved, source, helpers.target(kind, tmp_path), memory=SMALL)
+    steps = apply_map(saved, source, helpers.target(kind, tmp_path))
     for _ in range(4):
         next(steps)
     hidden = tmp_path / "hidden"
