@@ -44,11 +44,7 @@ for number in range(20):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "options", "heads"),
-    [
-        ("otmf", {"iterations": 2, "batch_size": 8}, "tuned carried-polished"),
-        ("regmean", {}, "carried carried-once"),
-    ],
+    ("method", "options", "heads"), [("otmf", {"iterations": 2, "batch_size": 8}, "tuned carried-polished")]
 )
 def test_the_memory_of_the_whole_command_does_not_grow_with_twenty_tasks(
     method: str, options: dict[str, int], heads: str, tmp_path: Path
