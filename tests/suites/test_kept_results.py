@@ -16,9 +16,6 @@ from transship.suites.runner.run import run_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-# their new runs are under way; whoever keeps one takes its name from here
-UNDER_WAY: set[str] = set()
-_LATER = pytest.mark.xfail(strict=True, reason="a new run is under way")
 
 
 @pytest.fixture
@@ -76,7 +73,7 @@ def test_a_large_run_is_kept_rounded_with_the_tables_of_the_rounded_numbers(
 
 @pytest.mark.parametrize(
     "file",
-    [pytest.param(file, marks=_LATER if file.stem in UNDER_WAY else ()) for file in KEPT],
+    KEPT,
     ids=lambda file: file.stem,
 )
 def test_every_kept_run_says_what_is_declared_today(file: Path, script: ModuleType):

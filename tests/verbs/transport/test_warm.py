@@ -101,8 +101,21 @@ def test_what_cannot_be_fine_tuned_is_refused_before_the_work(moved):
             transport(*models, **given, **GIVEN, progress=refuse)
 
 
-def test_the_command_line_knows_the_option():
+def test_the_command_line_prints_the_curves(moved, tmp_path):
     from transship.cli import group
 
-    said = CliRunner().invoke(group, ["transport", "--help"]).output
-    assert "--warm-start STEPS" in said
+    models, data, held = moved
+    for name, model in zip(("a", "tuned", "b"), models, strict=True):
+        model.save_pretrained(tmp_path / name)
+    for name, rows in (("data", data), ("test", held)):
+        np.savez(tmp_path / name, array=rows.inputs, label=rows.labels)
+    words = ["transport", *(str(tmp_path / name) for name in ("a", "tuned", "b", "out"))]
+    words += ["--data", str(tmp_path / "data.npz"), "--test", str(tmp_path / "test.npz"), "--batches", "3"]
+    words += ["--method", "theseus", "--strength", "1", "--prepared", str(tmp_path / "kept")]
+    done = CliRunner().invoke(group, [*words, "--warm-start", "2"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    table = [line.split() for line in done.output.splitlines()]
+    steps = next(row for row in table if row == ["0", "1", "2"])
+    curves = [row for row in table if row[:1] == ["from"]]
+    assert len(curves) == 2
+    assert all(0 <= float(one) <= 1 for row in curves for one in row[-len(steps) :])

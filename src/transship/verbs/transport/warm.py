@@ -1,6 +1,7 @@
 """Fine-tuning curves: from the target as it was, and from where the transport leaves it (Figure 2)."""
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from transship.activations import LoadedModel
 from transship.activations.readout import Readout
 from transship.errors import DataError
 
@@ -86,7 +86,7 @@ def warm_start(
     curves = []
     for number, module in enumerate((copy.deepcopy(result.target.model.model), result.model())):
         own = None if heads is None else copy.deepcopy(heads[number])
-        loaded = _like(result.target.model, module)
+        loaded = dataclasses.replace(result.target.model, model=module.eval())
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(trainable(name))
         learning = _Learning(Readout(loaded), own, train, test)
@@ -142,17 +142,3 @@ class _Learning:
                 "it has no head to fine-tune", where=self.readout.loaded.name, fix="give a headed target"
             )
         return outputs
-
-
-def _like(model: LoadedModel, module: nn.Module) -> LoadedModel:
-    return LoadedModel(
-        model.name,
-        module.eval(),
-        model.config,
-        model.tokenizer,
-        model.image_processor,
-        model.folder,
-        custom=model.custom,
-        max_length=model.max_length,
-        device=model.device,
-    )
