@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from transship.suites.runner import Context, Measurement
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from transship.activations import LoadedModel
 
 SOURCE, PUBLISHED = "minilm-l6", "minilm-l6-sre"
@@ -59,11 +61,11 @@ class Bench:
         from transship.verbs.transport.shifted import shifted
 
         right = predict(self.tuned, self.texts.test).argmax(1).numpy()
-        yield Measurement(
-            {"method": "source fine-tuned"}, {"accuracy": accuracy(right, self.texts.test_labels)}
-        )
         work = self._work()
         self.inputs = list(work.draws.head)
+        reached = {"accuracy": accuracy(right, self.texts.test_labels)}
+        yield Measurement({"method": "source fine-tuned"}, {**reached, **self._probes(self._pooled_tuned())})
+        yield Measurement({"method": "source"}, self._probes(self.source))
         self.taught = work.taught(work.draws.head)
         self.theirs = predict(self._pooled_tuned(), self.inputs)
         yield Measurement({"method": "untouched"}, self._metrics(0.0))
@@ -105,32 +107,44 @@ class Bench:
         stands.
         """
         from transship.geometry import Moments, accuracy, procrustes, ridge
-        from transship.suites.small_text.encoders import predict
-        from transship.suites.small_text.probes import logistic_probe
 
-        labels, probed = self.texts.test_labels, self._probed()
-        # a text that serves two purposes runs once
-        wanted = list(dict.fromkeys([*self.texts.test, *self.inputs, *(self.train[row] for row in probed)]))
-        place = {text: row for row, text in enumerate(wanted)}
-        found = predict(self.target, wanted)
-        test = found[[place[text] for text in self.texts.test]]
-        known = found[[place[text] for text in self.inputs]]
-        features = found[[place[self.train[row]] for row in probed]]
+        labels, probed = self.texts.test_labels, [self.train[row] for row in self._probed()]
+        test, known, features = self._features(self.target, self.texts.test, self.inputs, probed)
         head = ridge(Moments.of(known.double(), self.taught.double(), parts=("aa", "ab")))
         metrics = {
             "carry": accuracy(head.apply(test.double()).argmax(1).numpy(), labels),
             "strength": strength,
+            **self._probe(features, test),
         }
-        for batches in self.size["probe"]:
-            rows = probed[: 32 * batches]
-            metrics[f"probe {batches}"] = logistic_probe(
-                features[: len(rows)], self.labels[rows], test, labels
-            )
         # the fine-tuned head on features turned into the source's space: Table 9
         turn = procrustes(Moments.of(known.double(), self.theirs.double()), centre=True, scale=True)
         outputs = self.tuned.model.get_submodule("head")(turn.apply(test.double()).float())
         metrics["reused head"] = accuracy(outputs.argmax(1).numpy(), labels)
         return metrics
+
+    def _probes(self, model: LoadedModel) -> dict[str, float]:
+        """The same probes of another encoder's features."""
+        probed = [self.train[row] for row in self._probed()]
+        test, features = self._features(model, self.texts.test, probed)
+        return self._probe(features, test)
+
+    def _probe(self, features: Tensor, test: Tensor) -> dict[str, float]:
+        from transship.suites.small_text.probes import logistic_probe
+
+        labels, rows, found = self.texts.test_labels, self._probed(), {}
+        for batches in self.size["probe"]:
+            seen = rows[: 32 * batches]
+            found[f"probe {batches}"] = logistic_probe(features[: len(seen)], self.labels[seen], test, labels)
+        return found
+
+    def _features(self, model: LoadedModel, *lists: list[Any]) -> list[Tensor]:
+        """Return the outputs for every list of texts; a text that serves two purposes runs once."""
+        from transship.suites.small_text.encoders import predict
+
+        wanted = list(dict.fromkeys(text for texts in lists for text in texts))
+        place = {text: row for row, text in enumerate(wanted)}
+        found = predict(model, wanted)
+        return [found[[place[text] for text in texts]] for texts in lists]
 
     def _probed(self) -> Any:
         """Rows whose labels a probe may see: the head's inputs first, since they run anyway."""
@@ -219,7 +233,7 @@ def published(target: str, context: Context) -> Iterator[Measurement]:
     yield Measurement(
         {"method": "source"}, {"rank correlation": similarity_agreement(predict(source, judged), there)}
     )
-    for title in ("theseus", "random-aligned", "identity"):
+    for title in ("theseus", "gradient", "random-aligned", "identity"):
         if title == "identity" and not work.kinship().cosines:
             continue
         moved = work.move(build_method("transport", title))

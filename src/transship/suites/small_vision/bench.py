@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[tuple[int, int, int], tuple[int, int, int]]] = {
     "finer": ((64, 4, 7), (96, 4, 4)),
 }
 BASELINES = ("pinv", "pinv-tikhonov", "random-aligned", "pad")
+PAPER_ROLES = "{}, roles of the paper"
 
 
 class Bench:
@@ -149,6 +150,10 @@ class Bench:
             yield self.moved(work, name, name, batches=10)
         yield self.moved(work, "random", "random", batches=10)
         yield from self._ours(work)
+        # the paper leaves patches, positions, tokens and heads where they are, for its baselines too
+        paper = self.work(batches=10, roles=_paper_roles())
+        for name in ("theseus", *BASELINES):
+            yield self.moved(paper, PAPER_ROLES.format(name), name, batches=10)
 
     def narrower(self) -> Iterator[Measurement]:
         """Tables 7 and 8: the reverse direction, at B = 10 and by the number and kind of inputs."""
@@ -213,7 +218,7 @@ class Bench:
         yield self.moved(free, "theseus, strength without labels", "theseus", batches=10)
         yield self.moved(free, "gradient blend, strength without labels", "gradient", batches=10)
         paper = self.work(batches=10, roles=_paper_roles())
-        yield self.moved(paper, "theseus, roles of the paper", "theseus", batches=10)
+        yield self.moved(paper, PAPER_ROLES.format("theseus"), "theseus", batches=10)
         keep, body = self.clean_calibration.numpy(), {"body": "gradient"}
         yield self.moved(work, "gradient + carry", "carry", body, batches=10)
         yield self.moved(work, "gradient + carry, kept", "carry", body, batches=10, keep=keep)
