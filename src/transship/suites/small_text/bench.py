@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transship.suites.runner import Context, Measurement
@@ -52,6 +52,28 @@ class Bench:
         arrays = context.cached("text-tuned", parts, make, code=(fine_tune, encoders.Classifier))
         self.tuned = _loaded_classifier(self.source, arrays, classes)
         assert isinstance(self.tuned.model, Classifier)
+        self.source_side = self._read_source(parts)
+
+    def _read_source(self, parts: Mapping[str, Any]) -> dict[str, dict[Any, Tensor]]:
+        """Return the features of every text under the source and under its fine-tune, text by text; all
+        targets of a task share them.
+        """
+        import torch
+
+        from transship.suites.small_text.encoders import Pooled, fine_tune, predict, wrapped
+
+        texts = list(dict.fromkeys([*self.texts.test, *self.train]))
+        tuned = wrapped(self.source, Pooled(self.tuned.model.get_submodule("encoder")))
+        found = self.context.cached(
+            "text-source-features",
+            {**parts, "test": len(self.texts.test)},
+            lambda: {
+                name: predict(model, texts).numpy()
+                for name, model in (("source", self.source), ("tuned", tuned))
+            },
+            code=(fine_tune, Pooled, predict),
+        )
+        return {name: dict(zip(texts, torch.from_numpy(rows), strict=True)) for name, rows in found.items()}
 
     def rows(self) -> Iterator[Measurement]:
         """The bounds, the untouched target and every method."""
@@ -64,11 +86,12 @@ class Bench:
         work = self._work()
         self.inputs = list(work.draws.head)
         reached = {"accuracy": accuracy(right, self.texts.test_labels)}
-        yield Measurement({"method": "source fine-tuned"}, {**reached, **self._probes(self._pooled_tuned())})
-        yield Measurement({"method": "source"}, self._probes(self.source))
+        yield Measurement({"method": "source fine-tuned"}, {**reached, **self._source_probes("tuned")})
+        yield Measurement({"method": "source"}, self._source_probes("source"))
         self.taught = work.taught(work.draws.head)
-        self.theirs = predict(self._pooled_tuned(), self.inputs)
-        yield Measurement({"method": "untouched"}, self._metrics(0.0))
+        self.theirs = _rows(self.source_side["tuned"], self.inputs)
+        untouched = self._metrics(0.0)
+        yield Measurement({"method": "untouched"}, untouched)
         yield Measurement({"method": "frozen source carried"}, self._frozen_control())
         for title in self.size["methods"]:
             name, options = METHODS[title]
@@ -76,8 +99,10 @@ class Bench:
                 continue
             moved = work.move(build_method("transport", name, options))
             choice = work.strength(moved, carried=True)
-            with shifted(self.target.model, moved.dense, choice.strength):
-                metrics = self._metrics(choice.strength)
+            metrics = untouched
+            if choice.strength:
+                with shifted(self.target.model, moved.dense, choice.strength):
+                    metrics = self._metrics(choice.strength)
             yield Measurement({"method": title}, metrics)
 
     def _work(self) -> Any:
@@ -107,9 +132,15 @@ class Bench:
         stands.
         """
         from transship.geometry import Moments, accuracy, procrustes, ridge
+        from transship.suites.small_text.encoders import predict
 
         labels, probed = self.texts.test_labels, [self.train[row] for row in self._probed()]
-        test, known, features = self._features(self.target, self.texts.test, self.inputs, probed)
+        # a text that serves two purposes runs once
+        wanted = list(dict.fromkeys([*self.texts.test, *self.inputs, *probed]))
+        found = dict(zip(wanted, predict(self.target, wanted), strict=True))
+        test, known, features = (_rows(found, texts) for texts in (self.texts.test, self.inputs, probed))
+        if not strength:
+            self.untouched = found
         head = ridge(Moments.of(known.double(), self.taught.double(), parts=("aa", "ab")))
         metrics = {
             "carry": accuracy(head.apply(test.double()).argmax(1).numpy(), labels),
@@ -122,11 +153,11 @@ class Bench:
         metrics["reused head"] = accuracy(outputs.argmax(1).numpy(), labels)
         return metrics
 
-    def _probes(self, model: LoadedModel) -> dict[str, float]:
-        """The same probes of another encoder's features."""
+    def _source_probes(self, name: str) -> dict[str, float]:
+        """The same probes of the source's features, or of its fine-tune's."""
+        known = self.source_side[name]
         probed = [self.train[row] for row in self._probed()]
-        test, features = self._features(model, self.texts.test, probed)
-        return self._probe(features, test)
+        return self._probe(_rows(known, probed), _rows(known, self.texts.test))
 
     def _probe(self, features: Tensor, test: Tensor) -> dict[str, float]:
         from transship.suites.small_text.probes import logistic_probe
@@ -136,15 +167,6 @@ class Bench:
             seen = rows[: 32 * batches]
             found[f"probe {batches}"] = logistic_probe(features[: len(seen)], self.labels[seen], test, labels)
         return found
-
-    def _features(self, model: LoadedModel, *lists: list[Any]) -> list[Tensor]:
-        """Return the outputs for every list of texts; a text that serves two purposes runs once."""
-        from transship.suites.small_text.encoders import predict
-
-        wanted = list(dict.fromkeys(text for texts in lists for text in texts))
-        place = {text: row for row, text in enumerate(wanted)}
-        found = predict(model, wanted)
-        return [found[[place[text] for text in texts]] for texts in lists]
 
     def _probed(self) -> Any:
         """Rows whose labels a probe may see: the head's inputs first, since they run anyway."""
@@ -157,11 +179,6 @@ class Bench:
         order = np.concatenate([rng.permutation(inputs), rng.permutation(rest)])
         return order[: 32 * max(self.size["probe"])]
 
-    def _pooled_tuned(self) -> LoadedModel:
-        from transship.suites.small_text.encoders import Pooled, wrapped
-
-        return wrapped(self.source, Pooled(self.tuned.model.get_submodule("encoder")))
-
     def _frozen_control(self) -> dict[str, float]:
         """A ridge probe of the frozen source's features carried to the target: what carry owes to the
         fine-tune.
@@ -170,18 +187,25 @@ class Bench:
         import torch
 
         from transship.geometry import Moments, accuracy, ridge
-        from transship.suites.small_text.encoders import predict
 
+        source, target = self.source_side["source"], self.untouched
         rows = np.random.default_rng(self.context.seed("frozen")).permutation(len(self.train))[:2000]
-        theirs = predict(self.source, [self.train[row] for row in rows])
+        theirs = _rows(source, [self.train[row] for row in rows])
         wanted = torch.nn.functional.one_hot(
             torch.as_tensor(self.labels[rows]), len(self.texts.names)
         ).double()
         probe = ridge(Moments.of(theirs.double(), wanted, parts=("aa", "ab")))
-        taught = probe.apply(predict(self.source, self.inputs).double())
-        head = ridge(Moments.of(predict(self.target, self.inputs).double(), taught, parts=("aa", "ab")))
-        made = head.apply(predict(self.target, self.texts.test).double()).argmax(1).numpy()
+        taught = probe.apply(_rows(source, self.inputs).double())
+        head = ridge(Moments.of(_rows(target, self.inputs).double(), taught, parts=("aa", "ab")))
+        made = head.apply(_rows(target, self.texts.test).double()).argmax(1).numpy()
         return {"carry": accuracy(made, self.texts.test_labels)}
+
+
+def _rows(known: Mapping[Any, Tensor], texts: Sequence[Any]) -> Tensor:
+    """Return the features of some texts [texts, width]."""
+    import torch
+
+    return torch.stack([known[text] for text in texts])
 
 
 def _some(texts: Any, most: int) -> tuple[list[Any], Any]:
