@@ -96,15 +96,17 @@ class Maps:
             return whole
         key = ("observed", self._key(pair, layer, "input"))
         if key not in self._made:
-            self._made[key] = self.method.observed_map(layer)
+            self._made[key] = self.method.observed_map(layer) or whole
         return self._made[key]
 
     def _key(self, pair: SitePair, layer: LayerPair, side: Side) -> tuple[Any, ...]:
         """Return what is the same for all pairs that share a map."""
         collected = self.prepared.collected
         entry: Any = None if collected is None else collected.entries.get((pair.name, side))
+        assert isinstance(self.method, MappedMethod)
+        which = side if self.method.two_sided else "space"
         key: tuple[Any, ...] = (
-            (side, entry)
+            (which, entry)
             if entry is not None and self.method.requirements.parts
             else (side, pair.name, len(layer.shape))
         )

@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -126,7 +127,12 @@ class TransportMethod(Method):
 class MappedMethod(TransportMethod):
     """A method of the form τ_B = T_outᵀ c(τ_A) T_in: one map per side, fitted once for all layers that share
     it.
+
+    Attributes:
+        two_sided: whether a space has another map as the output of one layer than as the input of the next.
     """
+
+    two_sided: ClassVar[bool] = True
 
     @abstractmethod
     def input_map(self, pair: LayerPair) -> LinearMap:
@@ -140,9 +146,11 @@ class MappedMethod(TransportMethod):
         """Return T_in: the map of an input is one of activations in every method."""
         return self.input_map(pair)
 
-    def observed_map(self, pair: LayerPair) -> LinearMap:
-        """Return T_in on the directions that the inputs showed, and zero elsewhere."""
-        return self.input_map(pair)
+    def observed_map(self, pair: LayerPair) -> LinearMap | None:
+        """Return T_in on the directions that the inputs showed, and zero elsewhere; None where T_in is that
+        already.
+        """
+        return None
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return T_outᵀ c(τ_A) T_in in the update's dtype."""

@@ -20,6 +20,7 @@ class RandomAligned(MappedMethod):
     """
 
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), baseline of Table 1"
+    two_sided: ClassVar[bool] = False
 
     @property
     def requirements(self) -> Requirements:

@@ -32,6 +32,7 @@ class Theseus(SidedMethod):
     """
 
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), Eqs. 5–10, Algorithm 1"
+    two_sided: ClassVar[bool] = False
 
     centre: bool = False
     whiten: float = 0.0
@@ -59,9 +60,9 @@ class Theseus(SidedMethod):
         """Return T_out of Eq. (7)."""
         return self._map(pair, "outputs")
 
-    def observed_map(self, pair: LayerPair) -> LinearMap:
+    def observed_map(self, pair: LayerPair) -> LinearMap | None:
         """Return T_in of Eq. (7) without what `complete` adds."""
-        return dataclasses.replace(self, complete="zero").input_map(pair)
+        return None if self.complete == "zero" else dataclasses.replace(self, complete="zero").input_map(pair)
 
     def _map(self, pair: LayerPair, side: str) -> LinearMap:
         return procrustes(
