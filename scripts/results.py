@@ -4,7 +4,8 @@
     python scripts/results.py --keep RUN/results.json    keep a run that `transship bench` left behind
     python scripts/results.py --again theseus-text …     judge kept runs anew by today's declarations
 
-Kept runs are `benchmarks/results/*.json`. A run whose file would be larger than a megabyte is kept with its
+Kept runs are `benchmarks/results/*.json`, without spaces, and without the factors and the seed that a
+measurement shares with its case. A run whose file would still be larger than a megabyte is kept with its
 measurements rounded to five significant digits and its seconds to tenths, and its tables and verdicts are
 those of the rounded numbers. `--again` makes tables, curves and verdicts from a kept run's own cases, so that
 a corrected claim or a figure of a paper reaches it without a new run; cases, seeds, options, fingerprint and
@@ -20,6 +21,7 @@ import argparse
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from transship.report import write_text
 from transship.suites.runner.find import load_suite
@@ -68,8 +70,12 @@ def rounded(run: SuiteResult) -> SuiteResult:
 
 
 def dumps(run: SuiteResult) -> str:
-    """Return the text of a kept file: JSON without spaces."""
-    return json.dumps(run.to_json(), ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+    """Return the text of a kept file: JSON that says nothing twice; `SuiteResult.read` gives the run back."""
+    value = run.to_json()
+    for result in value["cases"]:
+        case = result["case"]
+        result["measurements"] = [_beyond_case(one, case) for one in result["measurements"]]
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def write(run: SuiteResult) -> Path:
@@ -137,6 +143,14 @@ def _rounded(one: Measurement) -> Measurement:
         name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in one.metrics.items()
     }
     return Measurement(one.factors, shorter, one.seed)
+
+
+def _beyond_case(one: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
+    """Return a measurement without what its case says already."""
+    shared = case["factors"].items()
+    own = {name: level for name, level in one["factors"].items() if (name, level) not in shared}
+    seed = {} if one["seed"] == case["seed"] else {"seed": one["seed"]}
+    return {"factors": own, "metrics": one["metrics"], **seed}
 
 
 def _cell(text: str) -> str:

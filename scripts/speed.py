@@ -2,7 +2,8 @@
 
 The figures are in `benchmarks/speed.json`, as `python -m benchmarks [NAME…] --json benchmarks/speed.json`
 leaves them (rows of benchmarks that did not run stay as they are). The table stands between two comments of
-the page; a test fails while the two differ.
+the page; a test fails while the two differ. A benchmark that was never kept has rows that say so, and the
+command that fills them is printed; a kept one without a row that the table shows is an error.
 """
 
 from __future__ import annotations
@@ -49,17 +50,34 @@ LINES = (
 
 
 def table(figures: dict[str, list[dict[str, Any]]]) -> str:
-    """Return the table of what has been measured."""
+    """Return the table; what has not been measured has a row that says so."""
     lines = ["| what | ours | peer | |", "|---|---|---|---|"]
     for line in LINES:
-        found = [row for row in figures.get(line.benchmark, []) if row["name"].startswith(line.row)]
-        if found:
-            ours, peer = float(found[0]["ours"]), float(found[0]["peer"])
-            lines.append(
-                f"| {line.what} (`{line.benchmark}`) | {_amount(ours)} {line.unit} "
-                f"| {line.peer}: {_amount(peer)} {line.unit} | {_ratio(ours, peer)} |"
-            )
+        what = f"| {line.what} (`{line.benchmark}`) |"
+        if line.benchmark not in figures:
+            lines.append(f"{what} not measured | {line.peer} | |")
+            continue
+        ours, peer = _measured(line, figures[line.benchmark])
+        lines.append(
+            f"{what} {_amount(ours)} {line.unit} | {line.peer}: {_amount(peer)} {line.unit} "
+            f"| {_ratio(ours, peer)} |"
+        )
     return "\n".join(lines)
+
+
+def missing(figures: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return the benchmarks that the table shows and nobody has kept."""
+    return sorted({line.benchmark for line in LINES} - figures.keys())
+
+
+def _measured(line: Line, rows: list[dict[str, Any]]) -> tuple[float, float]:
+    for row in rows:
+        if row["name"].startswith(line.row):
+            return float(row["ours"]), float(row["peer"])
+    sys.exit(
+        f"{KEPT.name} has figures of '{line.benchmark}', but no row that begins with '{line.row}': run the "
+        "benchmark again, or name its row as it is now"
+    )
 
 
 def _amount(value: float) -> str:
@@ -73,11 +91,18 @@ def _ratio(ours: float, peer: float) -> str:
 def main(page: Path) -> None:
     """Put the table into the page."""
     text = page.read_text(encoding="utf-8")
-    made = table(json.loads(KEPT.read_text(encoding="utf-8")))
+    figures = json.loads(KEPT.read_text(encoding="utf-8"))
+    made = table(figures)
     pattern = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
     if not pattern.search(text):
         sys.exit(f"{page} has no place for the table: a line {BEGIN} and a line {END}")
     page.write_text(pattern.sub(lambda _: f"{BEGIN}\n{made}\n{END}", text), encoding="utf-8")
+    if absent := " ".join(missing(figures)):
+        command = f"python -m benchmarks {absent} --json benchmarks/speed.json"
+        print(
+            f"not measured: {absent}; to fill the rows: {command} && python scripts/speed.py {page}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

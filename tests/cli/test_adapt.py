@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from transship.cli import group
 from transship.cli.adapt import command
 from transship.errors import TransshipError
+from transship.verbs.adapt.settings import COMMAND, Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 WORDS = ["red", "green", "blue", "cat", "dog", "bird", "one", "two", "three", "runs", "sees", "is"]
@@ -96,7 +97,7 @@ def fit(place: Path, out: Path, *more: Any) -> Result:
 @pytest.fixture(scope="module")
 def fitted(place: Path) -> tuple[Path, Result]:
     out = place / "model"
-    return out, fit(place, out, "--report", place / "page.html", "--sensitivity", "0.3,0.8")
+    return out, fit(place, out, "--report", place / "page.html", "--sensitivity", "0.3,0.8", "--path", "2")
 
 
 def test_a_fit_prints_the_baselines_beside_the_model_and_says_which_to_use(fitted: tuple[Path, Result]):
@@ -119,6 +120,13 @@ def test_the_page_has_all_pictures_of_the_paper(fitted: tuple[Path, Result]):
         "Stage 1",
         "Semantic gap",
         "Pearson correlation",
+        "Target error against semantic gap (Fig. 3): a whole fit per point",
+        "the untrained embedder, from which naive fine-tuning would start",
+        "after stage 2 of a fit of its own (no stage 1: NFT), validation error",
+        "after stage 2 of a fit of its own (FA), validation error",
+        "Ways of stage 2 by validation error",
+        "which chose the weights",
+        "A raw model stands under the network",
         "Theorem 7",
         "t-SNE",
         "Sensitivity to ω",
@@ -152,7 +160,7 @@ def test_the_bound_is_measured_on_other_rows(fitted: tuple[Path, Result], place:
         "bound:",
     ):
         assert said in done.output
-    assert "Theorem 7 on 30 held-out rows" in page.read_text()
+    assert "Theorem 7, its terms stacked, and the error they bound, on 30 held-out rows" in page.read_text()
     found = json.loads(run("bound", fitted[0], place / "waves.parquet", "--split", "test", "--json").output)
     terms = ("err_source", "alignment", "distortion", "fitting")
     assert found["total"] == pytest.approx(sum(found[name] for name in terms))
@@ -194,12 +202,40 @@ def test_training_and_test_rows_do_not_choose(
         fit(place, tmp_path / "model", "--validation", other)
 
 
-def test_no_baseline_runs_none(place: Path, tmp_path: Path):
-    done = fit(place, tmp_path / "model", "--no-baseline", "--json")
+def test_no_baseline_runs_none_and_leaves_every_way_of_stage_two_open(place: Path, tmp_path: Path):
+    done = fit(place, tmp_path / "model", "--no-baseline", "--stem", "rocket", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["baselines"] == []
     assert found["advice"] == ""
+    assert len(found["ways"]) == 4
+    assert found["way"] in [{name: row[name] for name in found["way"]} for row in found["ways"].values()]
+
+
+def test_what_the_command_does_without_options_is_what_the_estimator_does_on_the_best_raw_model():
+    options = {one.name: one for one in command.commands["fit"].params}
+    for name, value in vars(Settings()).items():
+        if name not in options or options[name].default is None:
+            continue  # left to the estimator
+        given = options[name].default
+        assert {"0.2": 0.2}.get(given, given) == value, name
+    assert options["base"].default is None
+    assert COMMAND == {"base": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--path", "1"], "--path: it is 1; give 2 or more"),
+        (["--path", "3", "--method", "nft"], "--path: nft has no path of FA and FLD"),
+    ],
+)
+def test_a_path_that_cannot_be_is_refused_before_any_work(
+    place: Path, tmp_path: Path, idle: None, arguments: list[str], message: str
+):
+    usual = ["--backbone", place / "bert", "--train", place / "waves.parquet"]
+    with pytest.raises(TransshipError, match=message):
+        run("fit", tmp_path / "model", *usual, *arguments)
 
 
 def test_an_existing_folder_is_kept_without_force(fitted: tuple[Path, Result], place: Path):
@@ -274,8 +310,9 @@ def test_sensitivity_to_what_decides_nothing_is_refused(place: Path, tmp_path: P
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 @pytest.mark.usefixtures("idle")
 def test_a_gpu_that_is_not_there_is_not_replaced_by_the_cpu(place: Path, tmp_path: Path):
-    with pytest.raises(TransshipError, match="device: this machine has no cuda; choose auto or cpu"):
-        fit(place, tmp_path / "model", "--device", "cuda")
+    for name in ("cuda", "cuda:1"):
+        with pytest.raises(TransshipError, match=f"device: this machine has no {name}; choose auto or cpu"):
+            fit(place, tmp_path / "model", "--device", name)
 
 
 def test_places_that_cannot_be_written_are_said_before_the_rows_run(

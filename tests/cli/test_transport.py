@@ -119,13 +119,44 @@ def test_an_existing_target_is_never_replaced_without_force(folders):
         (["--method", "theseus", "--strength", "nan"], "the strength is nan"),
         (["--method", "theseus", "--strength", "inf"], "the strength is inf"),
         (["--method", "theseus", "--tokens-per-input", "-3"], "-3 tokens per input"),
+        (["--method", "carry", "--head-inputs", "-5"], "-5 inputs"),
+        (["--device", "nowhere"], "no device 'nowhere'"),
+        (["--prepared", "KEPT"], "no folder that can be written to"),
+        (["--report", "KEPT", "--force"], "it is --data"),
+        (["--report", "CONFIG", "--force"], "it is a file of SOURCE"),
+        (["--report", "OUT"], "it is OUT"),
     ],
 )
 def test_mistakes_are_one_sentence_before_any_work(folders, arguments, sentence):
-    places = {"KEPT": str(folders / "images.npy")}
+    files = {"KEPT": "images.npy", "CONFIG": "a/config.json", "OUT": "out"}
+    places = {word: str(folders / name) for word, name in files.items()}
+    before = {name: (folders / name).read_bytes() for name in ("images.npy", "a/config.json")}
     done = run(folders, *(places.get(one, one) for one in arguments))
     assert isinstance(done.exception, TransshipError)
     assert sentence in str(done.exception)
+    assert not (folders / "out").exists()
+    assert all((folders / name).read_bytes() == content for name, content in before.items())
+
+
+def test_a_folder_that_holds_the_models_is_not_replaced_by_force(folders):
+    places = [str(folders / name) for name in ("a", "tuned", "b")]
+    for out, sentence in ((folders, "it holds SOURCE"), (folders / "b", "it is TARGET")):
+        given = [*places, str(out), "--data", str(folders / "images.npy"), "--force"]
+        done = CliRunner().invoke(command, [*given, "--prepared", str(folders / "p")])
+        assert isinstance(done.exception, TransshipError)
+        assert sentence in str(done.exception)
+        assert (folders / "b" / "model.safetensors").is_file()
+
+
+def test_a_full_disk_is_refused_before_the_work(folders, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage(folders)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    done = run(folders, "--method", "theseus", "--strength", "1")
+    assert isinstance(done.exception, TransshipError)
+    assert "the disk has 10 B left" in str(done.exception)
+    assert "activations" not in done.stderr
     assert not (folders / "out").exists()
 
 

@@ -27,6 +27,13 @@ def wants(page: Path) -> list[str]:
     return missing
 
 
+def test_what_a_tutorial_needs_and_this_machine_has_not_is_named(tmp_path):
+    page = tmp_path / "page.md"
+    needs = "model `no-such-model`, data `no-such-data`, package `no-such-package`, package `numpy`"
+    page.write_text(f"# A page\n\nNeeds: {needs}.\n", encoding="utf-8")
+    assert wants(page) == ["model no-such-model", "data no-such-data", "package no-such-package"]
+
+
 def test_every_verb_has_a_tutorial():
     assert {page.stem for page in TUTORIALS.glob("*.md")} == {"transport", "merge", "translate", "adapt"}
 
@@ -36,7 +43,8 @@ def test_the_suite_on_the_page_about_suites_runs_and_is_judged(follow, tmp_path,
     assert follow(TUTORIALS.parent / "suites.md", tmp_path) == 1
 
 
-@pytest.mark.tutorial  # a minute or more each: `make tutorials`; `make test` has the README's examples
+@pytest.mark.slow
+@pytest.mark.tutorial  # half a minute to two each: `make tutorials`; `make test` has the README's examples
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_tutorial_runs_as_it_is_written(page, follow, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,20 @@ def test_a_large_run_is_kept_rounded_with_the_tables_of_the_rounded_numbers(
     assert after != before
     assert large == script.again(large)
     assert (large.fingerprint, large.options, large.seeds) == (run.fingerprint, run.options, run.seeds)
+
+
+def test_a_kept_file_says_nothing_of_a_case_twice_and_gives_the_run_back(
+    toy: Any, script: ModuleType, monkeypatch: Any
+):
+    run = _toy_run(toy, script, monkeypatch)
+    written = json.loads(script.write(run).read_text())
+    measured = [one for case in written["cases"] for one in case["measurements"]]
+    assert {tuple(one) for one in measured} == {("factors", "metrics")}
+    assert {tuple(one["factors"]) for one in measured} == {("samples",)}  # the case has method and seed
+    assert SuiteResult.from_json(written) == run
+    (kept,) = script.runs()
+    assert [dict(one.factors) for one in kept.measurements] == [dict(one.factors) for one in run.measurements]
+    assert [one.seed for one in kept.measurements] == [one.seed for one in run.measurements]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ from transship.suites.small_merge.declared import ours, sweep_claim, theirs
 from transship.suites.small_merge.figures import over_orders
 from transship.suites.small_merge.heads import Known
 from transship.suites.small_merge.names import BASELINES, HEADS, MIX, OTMF, PAIRED, Way
-from transship.suites.small_merge.trajectory import Arrival, follow
+from transship.suites.small_merge.trajectory import Arrival, View, follow
 from transship.verbs.merge.fusion.heads import LinearHead
+from transship.verbs.merge.fusion.protocol import continual_method
 
 NAMES = ("otmf-continual", "otmf-text")
 
@@ -40,9 +41,11 @@ def test_the_full_scale_has_three_orders_three_seeds_and_everything_that_the_pap
     cases = list(suite.cases(full.options))
     # as finished cases are called: other factors would make them incomparable
     assert [case for case in cases if case["part"] == "bounds"] == [{"part": "bounds"}]
-    merged = [case for case in cases if case["part"] == "continual"]
+    merged = [case for case in cases if case["part"] in ("continual", names.SHARED)]
     assert merged == [
-        {"part": "continual", "method": way, "order": order}
+        {"part": names.SHARED}  # also a point of the sweep
+        if (way, order) == (OTMF, 0)
+        else {"part": "continual", "method": way, "order": order}
         for way in names.WAYS
         for order in range(1 if way in ONE_ORDER else 3)
     ]
@@ -50,7 +53,8 @@ def test_the_full_scale_has_three_orders_three_seeds_and_everything_that_the_pap
     joint = [case for case in cases if case["part"] == "joint"]
     assert joint == [{"part": "joint", "method": way} for way in names.JOINT]
     swept = [case for case in cases if case["part"] == "sweep"]
-    assert swept == [{"part": "sweep", "method": names.SWEPT, "alpha": alpha} for alpha in declared._TABLE_5]
+    others = [alpha for alpha in declared._TABLE_5 if alpha != names.ALPHA]
+    assert swept == [{"part": "sweep", "method": names.SWEPT, "alpha": alpha} for alpha in others]
     assert len(cases) == 1 + len(merged) + len(joint) + len(swept)
 
 
@@ -92,6 +96,19 @@ def test_the_unmerged_base_stands_in_every_table_and_curve(name: str):
         assert {(names.SWEPT, heads), (names.UNSWEPT, heads)} <= lines
 
 
+def test_otmf_and_the_sweep_share_a_case_where_both_are_asked_for():
+    made = continual_method("otmf", dict(names.WAYS[OTMF].options))
+    assert made.alpha == names.ALPHA  # type: ignore[attr-defined]
+
+    def parts(methods: dict[str, int], alphas: list[float]) -> list[Any]:
+        options = {"methods": methods, "joint": [], "alphas": alphas}
+        return [(case["part"], case.get("order", case.get("alpha"))) for case in declared.cases(options)][1:]
+
+    assert parts({OTMF: 2}, [0.6, 0.8]) == [(names.SHARED, None), ("continual", 1), ("sweep", 0.6)]
+    assert parts({OTMF: 2}, [0.6]) == [("continual", 0), ("continual", 1), ("sweep", 0.6)]
+    assert parts({"average": 1}, [0.8]) == [("continual", 0), ("sweep", 0.8)]
+
+
 def arrival(seed: int) -> Arrival:
     """A task of three classes by a linear body and head of its own."""
     generator = torch.Generator().manual_seed(seed)
@@ -109,7 +126,7 @@ def test_the_base_follows_each_order_as_the_papers_last_head_is_never_tuned():
     orders = [arrivals, arrivals[::-1], [arrivals[1], arrivals[2], arrivals[0]]]
     base = nn.Linear(5, 5, bias=False)
     base.weight.data = torch.eye(5)
-    found = base_by_order(base, orders)
+    found = base_by_order(View(base), orders)
     for order, one in zip(orders, found, strict=True):
         for heads, quality in follow(order, [base] * 3).items():  # all kinds, followed in full
             assert one[heads]["accuracy"] == pytest.approx(quality.acc)
@@ -187,9 +204,11 @@ def check(result: SuiteResult, suite: Suite) -> None:
     base, fixed = main.rows.index(names.BASE), by_name["BWT by kind of head (own heads never change)"]
     assert fixed.cells[base][0].mean == 0.0  # nothing merged, nothing forgotten
     curve = result.curves[0]
-    assert curve.x == (0.8,)
+    assert curve.x == tuple(result.options["alphas"])
     # the sweep, and the base beside it
-    assert [one.seeds for line in curve.points for one in line] == [1] * 6
+    assert [one.seeds for line in curve.points for one in line] == [1] * 6 * len(curve.x)
+    swept, own = by_name["OTMF by α, first order"].cells[-1], main.cells[main.rows.index(OTMF)]
+    assert [one.mean for one in swept[:2]] == [own[1].mean, own[0].mean]  # α = 0.8 is OTMF itself
     html = suite_page(suite, result).to_html()
     assert "Figures" in html
     assert len(result.dumps()) < 600_000
@@ -238,6 +257,6 @@ def test_a_small_run_on_texts(tmp_path: Path, data_dir: Path, models_dir: Path):
         orders=1,
         methods={"average": 1, "AdaMerging, layer": 1, OTMF: 1},
         joint=["joint RegMean++", "joint Concrete"],
-        alphas=[0.8],
+        alphas=[0.6, 0.8],
     )
     check(run_suite(suite, "quick", home=tmp_path), suite)

@@ -1,8 +1,12 @@
 import pytest
 
 from transship.registry import build_method
-from transship.suites.cross_modal.rows import CORE, OTHERS, TITLES
-from transship.suites.runner import Case, Context, load_suite
+from transship.suites import recraft_series
+from transship.suites.cross_modal import worth
+from transship.suites.cross_modal.measure import DEFAULT, parameters
+from transship.suites.cross_modal.rows import CORE, OTHERS, RAW_NAMES, TITLES
+from transship.suites.cross_modal.tasks import series_task
+from transship.suites.runner import Case, Context, Measurement, judge, load_suite
 from transship.suites.runner.cache import Cache
 
 
@@ -13,6 +17,8 @@ def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: 
         cases = [tuple(sorted(case.items())) for case in suite.cases(scale.options)]
         assert len(cases) == len(set(cases))
         for variant, own in scale.options["variants"].items():
+            if variant == worth.VARIANT:
+                continue
             for task in own.get("tasks", own.get("parts")):
                 parts = {
                     dict(case)["part"]
@@ -29,14 +35,24 @@ def test_claims_of_every_run_are_judged_run_by_run():
         assert claim.every == claim.text.startswith("In every run")
 
 
+def test_only_the_row_that_is_told_nothing_passes_for_the_default_of_adapt_fit():
+    task = series_task("waves", rows=30, test=5, seed=0)
+    settings = {"epochs": 8, "batch_size": 16, "method_options": {"keep": 1.0}}
+    assert parameters(task, DEFAULT, settings) == {"base": "auto"}  # as the command has it
+    assert parameters(task, "recraft", settings)["predictor"] == "linear"
+    suite = load_suite("recraft-series")
+    rows = [row for table in suite.tables for row in table.rows if "adapt fit" in row.name]
+    assert [row.where["method"] for row in rows] == [DEFAULT]
+    for claim in suite.claims:
+        assert ("adapt fit" in claim.text) == (DEFAULT in str(claim.quantity))
+    grid = load_suite("recraft-grid")
+    assert not [claim.text for claim in grid.claims if "adapt fit" in claim.text]
+    assert "The default of `adapt fit` is not measured" in grid.summary
+
+
 @pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
-def test_no_row_or_claim_passes_for_the_default_of_adapt_fit(name: str):
-    suite = load_suite(name)
-    said = [claim.text for claim in suite.claims]
-    said += [row.name for table in suite.tables for row in table.rows]
-    assert not [text for text in said if "adapt fit" in text]
-    assert "The default of `adapt fit` is not measured" in suite.summary
-    default = build_method("adapt", "recraft")
+def test_what_stage_one_does_otherwise_than_by_default_is_said(name: str):
+    suite, default = load_suite(name), build_method("adapt", "recraft")
     for scale in ("full", "large"):
         for own in suite.scales[scale].options["variants"].values():
             for option, value in own["methods"]["hybrid"].items():
@@ -47,8 +63,52 @@ def test_no_row_or_claim_passes_for_the_default_of_adapt_fit(name: str):
 def test_the_large_scale_has_every_row():
     suite = load_suite("recraft-series")
     parts = {case["part"] for case in suite.cases(suite.scales["large"].options)}
-    assert {*CORE, *OTHERS, "raw", "fno"} == parts
+    assert {*CORE, *OTHERS, DEFAULT, "raw", "fno", *worth.CHANGES, *worth.BESIDE} == parts
     assert suite.scales["full"].seeds == 5
+
+
+def test_every_claim_has_a_value_in_every_seed_of_the_full_scale(monkeypatch, tmp_path):
+    """A claim without one in some seed could never be decided."""
+
+    def stood_in(task, part, *, seed, backbone, options):
+        names = RAW_NAMES if "raw" in part else [part]
+        metrics = {"accuracy": 0.5, "w1_ratio": 1.0, "fld_drop": 0.2}
+        yield from (Measurement({"method": name}, metrics) for name in names)
+
+    monkeypatch.setattr(recraft_series, "measured", stood_in)
+    monkeypatch.setattr(recraft_series, "series_task", lambda *arguments, **options: None)
+    suite = load_suite("recraft-series")
+    options, found = suite.scales["full"].options, []
+    for factors in suite.cases(options):
+        for seed in range(5):
+            case = Case(factors, seed)
+            context = Context(suite.name, case, options, Cache(tmp_path))
+            for one in suite.run(case, context):
+                found.append(Measurement({**factors, **one.factors}, one.metrics, seed))
+    for claim in suite.claims:
+        assert None not in judge(claim, found, range(5)).per_seed, claim.text
+    shown = {row.name for row in worth.table_rows()}
+    assert len(shown) == len(worth.table_rows())
+    for row in worth.table_rows():
+        for column in worth.table_columns()[2:4]:
+            assert None not in column.within(row).per_seed(found, range(5)), row.name
+
+
+def test_the_seeds_of_the_question_take_its_series_in_turn(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        recraft_series, "measured", lambda task, *a, **k: iter([Measurement({"method": task.name}, {})])
+    )
+    suite = load_suite("recraft-series")
+    options = suite.scales["full"].options
+    for seed in range(5):
+        seen = []
+        for task in worth.SERIES:
+            factors = {"variant": worth.VARIANT, "task": task, "backbone": "minilm-l6"}
+            case = Case({**factors, "part": "three times the rows"}, seed)
+            if task == "waves" or seed % 2:  # generated: no data set is needed
+                seen += list(suite.run(case, Context(suite.name, case, options, Cache(tmp_path))))
+        expected = [({"method": "waves", "rows": worth.MORE})] if seed % 2 else []
+        assert [dict(one.factors) for one in seen] == expected
 
 
 def test_methods_of_the_rows_exist():

@@ -62,6 +62,13 @@ def data_options(function: Any) -> Any:
 @click.option("--tokens", default=32, show_default=True, help="The most tokens per series.")
 @click.option("--patch", default=None, type=int, help="Samples per token, or the side of a patch.")
 @click.option(
+    "--stem",
+    default="patch",
+    show_default=True,
+    type=click.Choice(["patch", "multiscale", "rocket"]),
+    help="What a token sees of a series: its patch, longer windows too, or random convolutions.",
+)
+@click.option(
     "--missing",
     default="refuse",
     show_default=True,
@@ -75,23 +82,26 @@ def data_options(function: Any) -> Any:
 )
 @click.option(
     "--predictor",
-    default="linear",
+    default="auto",
     show_default=True,
     type=click.Choice(["linear", "transport", "pooled", "auto"]),
-    help="A linear head, label transport, a dense head without weights; auto tries what fits.",
+    help="A linear head, label transport, a dense head without weights; auto lets validation choose.",
 )
 @click.option(
     "--freeze-embedder",
-    default="no",
+    default="auto",
     show_default=True,
     type=click.Choice(["no", "yes", "auto"]),
-    help="Leave the embedder as stage 1 made it; auto tries both.",
+    help="Leave the embedder as stage 1 made it; auto lets validation choose.",
 )
 @click.option(
     "--lora-rank", default=0, show_default=True, help="Train the body by LoRA factors of this rank."
 )
 @click.option("--omega", default="grid", show_default=True, help="ω, or grid.")
 @click.option("--sensitivity", default=None, metavar="ω,ω,…", help="Fit again with each ω, for the report.")
+@click.option(
+    "--path", default=None, type=int, metavar="N", help="Fit again from N points along stage 1, too."
+)
 @click.option("--metric", default=None, help="What validation chooses by; the task's usual one by default.")
 @click.option("--loss", default=None, help="Of stage 2; the task's usual one by default.")
 @click.option(
@@ -100,8 +110,9 @@ def data_options(function: Any) -> Any:
 @click.option("--steps", default=None, type=int, help="Steps of stage 2, instead of epochs.")
 @click.option("--batch-size", default=None, type=int, help="Rows per batch; by their number otherwise.")
 @click.option("--accumulation", default=1, show_default=True, help="Batches per step.")
+@click.option("--learning-rate", default=2e-4, show_default=True, help="Of the body.")
 @click.option(
-    "--learning-rate", default=2e-4, show_default=True, help="Of the body; ten times that elsewhere."
+    "--embedder-factor", default=10.0, show_default=True, help="Embedder and head learn so much faster."
 )
 @click.option(
     "--patience", default=None, type=int, help="Stop after so many validations without a better one."
@@ -121,7 +132,7 @@ def data_options(function: Any) -> Any:
     help="Mixed precision.",
 )
 @click.option(
-    "--device", default="auto", show_default=True, help="auto for accelerate's choice, or cpu, cuda, mps."
+    "--device", default="auto", show_default=True, help="auto for accelerate's choice, or cpu, cuda:1, mps."
 )
 @seed_option
 @trust_option
@@ -131,6 +142,7 @@ def fit_command(
     out: Path,
     option: tuple[tuple[str, str], ...],
     sensitivity: str | None,
+    path: int | None,
     no_baseline: bool,
     validation: str,
     omega: str,
@@ -147,7 +159,8 @@ def fit_command(
 
     Raw baselines come first: linear models on the values and on random convolutions of them, in seconds.
     What they reach on the validation rows stands beside the adapted model's figure, with a word on which to
-    use. A fit that was killed goes on where it was when the same command runs again.
+    use. Stage 1 runs once; which head stage 2 has, and whether it trains the embedder, validation chooses
+    unless told. A fit that was killed goes on where it was when the same command runs again.
     """
     from transship.checkpoints import check_target
     from transship.verbs.adapt import run
@@ -163,6 +176,8 @@ def fit_command(
     if report is not None:
         check_target(report, force=force)
     omegas = run.read_omegas(sensitivity, parameters) if sensitivity else []
+    if path is not None:
+        run.broken_off(str(parameters.get("method", "recraft")), parameters["method_options"], path)
     warnings.simplefilter("ignore", TransshipWarning)  # they are among the notes that are printed
     from transship.numerics import MemoryBudget
 
@@ -180,6 +195,8 @@ def fit_command(
     )
     if omegas:  # in all processes: they share these fits too
         run.sensitivity(fitted, omegas)
+    if path is not None:
+        run.path(fitted, path)
     if not fitted.main:
         return
     if report is not None:
@@ -295,12 +312,16 @@ def _number(text: str) -> Any:
 
 
 def _print_fit(fitted: Fitted) -> None:
+    from transship.verbs.adapt.ways import Way
+
     about = fitted.model.adapted_.about
     metric = about["metric"]
     click.echo(f"{'model':28}{'validation ' + metric:>24}")
     click.echo(f"{'adapted (' + about['method'] + ')':28}{about['validation'][metric]:24.4f}")
     for row in about["baselines"]:
         click.echo(f"{'raw ' + row['name']:28}{row['validation']:24.4f}")
+    if len(about["ways"]) > 1:
+        click.echo(f"stage 2, chosen on validation: {Way.of(about['way'])}")
     if about["advice"]:
         click.echo(about["advice"])
     for note in about["notes"]:

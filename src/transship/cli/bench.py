@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,17 +127,17 @@ def command(
         suites = _keep(*bench.able(suites, size, device=device))
     runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
     folders = [bench.check_output(run, out, force=force) for run in runs]
-    results = []
-    for run, place in zip(runs, folders, strict=True):
-        result = run.result(so_far=True) if so_far else _watch(run, jobs or _side_by_side(run, budget.limit))
-        results.append(result)
-        written = bench.write_results(run.suite, result, place)
+    results: dict[str, SuiteResult] = {}
+    for run in runs if so_far else _watch(runs, jobs or _processes(runs, budget.limit)):
+        result = results[run.suite.name] = run.result(so_far=so_far)
+        written = bench.write_results(run.suite, result, folders[runs.index(run)])
         _tell(result, written, as_json)
+    in_order = [results[run.suite.name] for run in runs]
     if len(runs) > 1:
-        written = bench.write_joint([run.suite for run in runs], results, out)
+        written = bench.write_joint([run.suite for run in runs], in_order, out)
         click.echo(f"all suites on one page: {written[0]}", err=True)
     if as_json:
-        print_json([result.to_json() for result in results])
+        print_json([result.to_json() for result in in_order])
 
 
 def _keep(suites: list[Suite], left_out: dict[str, str]) -> list[Suite]:
@@ -166,23 +168,50 @@ def _side_by_side(run: SuiteRun, limit: int | None) -> int:
     return max(1, min(os.cpu_count() or 1, has // (WORK + TORCH)))
 
 
-def _watch(run: SuiteRun, jobs: int) -> SuiteResult:
-    """Run one suite to its end, with the plan and the progress on stderr."""
-    from transship.progress import Progress, duration
+def _processes(runs: list[SuiteRun], limit: int | None) -> int:
+    """Return how many processes several suites share: what the longest would get; a device is not shared."""
+    if any(run.device != "cpu" for run in runs):
+        return 1
+    return max(_side_by_side(run, limit) for run in runs)
 
-    finished, total = len(run.finished()), len(run.cases)
-    estimate = duration(60 * run.suite.scales[run.scale].minutes * (total - finished) / total)
-    kept = f", {finished} of them finished before" if finished else ""
-    click.echo(
-        f"{run.suite.name}, {run.scale}: {total} cases over {len(run.seeds)} seeds{kept}; about {estimate}",
-        err=True,
-    )
-    progress = Progress(run.suite.name, total, unit="cases")
-    kept_cases = 0
-    for step in run.steps(jobs):
-        kept_cases += step.reused
-        progress(step.done, str(step.case), kept=kept_cases)
-    return run.result()
+
+def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
+    """Run suites to their end, with the plan and the progress on stderr; yield each when it has ended."""
+    from transship.progress import Progress, duration
+    from transship.suites.runner.schedule import side_by_side
+
+    if len(runs) > 1:
+        click.echo(f"{len(runs)} suites; about {duration(sum(map(_seconds_left, runs)))}", err=True)
+    progress: dict[str, Progress] = {}
+    kept: dict[str, int] = {}
+    for run, step in side_by_side(runs, jobs):
+        name = run.suite.name
+        if step is None:
+            click.echo(_plan(run, alone=len(runs) == 1), err=True)
+            progress[name], kept[name] = Progress(name, len(run.cases), unit="cases"), 0
+            continue
+        kept[name] += step.reused
+        if len(runs) > 1 and sys.stderr.isatty():
+            click.echo("\r\033[K", nl=False, err=True)  # the line of another suite, which may be longer
+        progress[name](step.done, str(step.case), kept=kept[name])
+        if step.done == step.total:
+            yield run
+
+
+def _plan(run: SuiteRun, *, alone: bool) -> str:
+    """Return what a suite is about to do."""
+    from transship.progress import duration
+
+    finished = len(run.finished())
+    text = f"{run.suite.name}, {run.scale}: {len(run.cases)} cases over {len(run.seeds)} seeds"
+    text += f", {finished} of them finished before" if finished else ""
+    return f"{text}; about {duration(_seconds_left(run))}" if alone else text
+
+
+def _seconds_left(run: SuiteRun) -> float:
+    """Return how long the cases that are not finished will take, by what the suite declares."""
+    left = len(run.cases) - len(run.finished())
+    return 60 * run.suite.scales[run.scale].minutes * left / len(run.cases)
 
 
 def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:

@@ -38,7 +38,7 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
     demo = steps.Demo(folder, steps.FAST if fast else steps.FULL)
     bases = demo.bases()
     click.echo(
-        "trained    " + ", ".join(f"{name} model reads {share:.1%}" for name, share in bases.items()),
+        "trained   " + ", ".join(f"{name} model reads {share:.1%}" for name, share in bases.items()),
         err=as_json,
     )
     made = []

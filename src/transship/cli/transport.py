@@ -127,6 +127,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     from transship.numerics import MemoryBudget
     from transship.registry import build_method
     from transship.verbs.transport.examine import Examination
+    from transship.verbs.transport.outputs import require_apart, require_folder
     from transship.verbs.transport.participants import Opening
     from transship.verbs.transport.plan import check_request, memory_bytes, plan_lines, target_bytes
     from transship.verbs.transport.roles import Roles
@@ -134,9 +135,15 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     from transship.verbs.transport.settings import Settings
     from transship.verbs.transport.work import Work
 
-    check_target(out, force=given["force"])
-    if given["report"] is not None:
-        check_target(given["report"], force=given["force"])
+    inputs = _inputs((source, tuned, target), given)
+    for written in (out, given["report"]):
+        if written is not None:
+            require_apart(written, inputs)
+            check_target(written, force=given["force"])
+    if given["report"] is not None and given["report"].resolve() == out.resolve():
+        raise OptionError("it is OUT, which becomes a folder", where="--report", fix="name another file")
+    prepared = given["prepared"] or default_prepared()
+    require_folder(prepared, "--prepared")
     method = given["method"]
     if method != "auto":
         method = build_method("transport", method, dict(given["option"]))
@@ -191,7 +198,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         data,
         opening,
         settings,
-        prepared=given["prepared"] or default_prepared(),
+        prepared=prepared,
         progress=None if quiet else _Progress(),
     )
     check_target(out, force=given["force"], needs=target_bytes(work, method))
@@ -211,6 +218,19 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         print_json({**result.summary(), "out": str(out)})
     else:
         _print(result, out, given["report"])
+
+
+def _inputs(models: tuple[str, str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """Return what is read, by what the user calls it."""
+    from transship.data import data_files
+
+    found: dict[str, Any] = {
+        role: local_model(model) for role, model in zip(("SOURCE", "TUNED", "TARGET"), models, strict=True)
+    }
+    for name in ("data", "keep", "test", "original"):
+        files = () if given[name] is None else data_files(given[name])
+        found |= {f"--{name}" if len(files) == 1 else f"--{name} {file.name}": file for file in files}
+    return found | {"--classes": given["classes"]}
 
 
 def _choices(roles: str) -> dict[str, str]:
@@ -261,7 +281,8 @@ def _print(result: Result, out: Path, report: Path | None) -> None:
     what = f"{len(moved.dense)} tensors moved{kept}" if result.strength else "the target's body is untouched"
     click.echo(f"{result.method} at strength {result.strength:g}{score}; {what}")
     if moved.left:
-        click.echo(f"{len(moved.left)} tensors were not moved:")
+        count = len(moved.left)
+        click.echo("1 tensor was not moved:" if count == 1 else f"{count} tensors were not moved:")
         for left in moved.left[:20]:
             click.echo(f"  {left.tensor} ({left.role}): {left.reason}")
         if len(moved.left) > 20:

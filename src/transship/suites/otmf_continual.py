@@ -79,7 +79,7 @@ class PictureBench(Bench):
         arrays = self.context.cached(
             "merge-picture-tuned",
             parts,
-            lambda: training.to_arrays(*training.tune(self.base, tasks, **settings)),
+            lambda: training.to_arrays(*training.tune(self.base, tasks, self.read, **settings)),
             code=(
                 training.tune,
                 training.train,

@@ -63,7 +63,7 @@ class TextBench(Bench):
         arrays = self.context.cached(
             "merge-text-tuned",
             parts,
-            lambda: training.to_arrays(*training.tune(self.base, tasks, **settings)),
+            lambda: training.to_arrays(*training.tune(self.base, tasks, self.read, **settings)),
             code=(training.tune, training.train, training.probe, bodies.Upper, bodies.lower_states),
         )
         return training.from_arrays(arrays, self.base)

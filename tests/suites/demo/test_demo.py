@@ -8,7 +8,7 @@ import pytest
 from transship.data import load
 from transship.suites.demo import models, page
 from transship.suites.demo.files import LIBRARIES, OF_EACH, descriptions
-from transship.suites.demo.steps import Demo, Size, signals
+from transship.suites.demo.steps import Demo, Size, Step, signals
 
 TINY = Size(pretrain=30, tune=15, adapt=1)
 
@@ -37,13 +37,24 @@ def test_every_library_gives_as_many_descriptions_each_once():
     assert all(" " in row["text"] for row in rows)
 
 
+def test_a_verb_is_held_against_its_best_baseline_also_at_a_glance():
+    figures = {"untouched": 0.1, "head alone": 0.8, "ours": 0.7, "what it came from": 0.9}
+    step = Step("transport", "A story.", "read rightly", figures, "ours", ("what it came from",))
+    assert step.baseline == "head alone"
+    digits = models.load_digits("test")
+    (glance, *_) = page.story({"narrow": 0.9}, [step], digits, digits).sections
+    (shown,) = glance.blocks[-1].figures
+    assert (shown.value, shown.note) == ("70.0%", "head alone: 80.0%")
+
+
 @pytest.mark.slow
 def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
     demo = Demo(tmp_path, TINY)
     steps = [demo.transport(), demo.merge(), demo.translate(), demo.adapt()]
     assert [step.verb for step in steps] == ["transport", "merge", "translate", "adapt"]
     for step in steps:
-        assert {step.ours, step.baseline} <= step.figures.keys()
+        assert {step.ours, step.baseline, *step.references} <= step.figures.keys()
+        assert step.baseline not in (step.ours, *step.references)
         assert all(0 <= value <= 1 for value in step.figures.values())
         assert step.ours in step.line()
     written = page.write(page.story(demo.bases(), steps, demo.train, demo.test), tmp_path)

@@ -18,7 +18,16 @@ from transship.suites.small_merge.names import (
     TUNED,
 )
 from transship.suites.small_merge.training import encode
-from transship.suites.small_merge.trajectory import Arrival, follow, label_head_accuracies, mean_shift
+from transship.suites.small_merge.trajectory import (
+    Arrival,
+    View,
+    few_accuracies,
+    final_accuracies,
+    follow,
+    followed,
+    label_head_accuracies,
+    mean_shift,
+)
 from transship.verbs.merge.fusion.heads import LinearHead
 
 WIDTH = 6
@@ -43,7 +52,8 @@ def arrival(name: str, seed: int, classes: int = 3) -> Arrival:
     def labels(rows: Tensor) -> Tensor:
         return head(encode(model, rows)).argmax(1)
 
-    known = Known(inputs, labels(inputs), head(encode(model, inputs)), classes)
+    features = encode(model, inputs)
+    known = Known(inputs, labels(inputs), head(features), classes, features)
     return Arrival(name, model, head, known, test, labels(test))
 
 
@@ -51,7 +61,7 @@ ARRIVALS = [arrival(name, seed) for seed, name in enumerate(("one", "two", "thre
 
 
 def test_a_body_that_never_changes_forgets_nothing_and_own_heads_score_on_their_own_body():
-    found = follow(ARRIVALS, [ARRIVALS[0].model] * 3, every_step=True)
+    found = follow(ARRIVALS, [ARRIVALS[0].model] * 3, measured="steps")
     assert set(found) == set(HEADS)
     assert found[OWN].matrix[2][0] == 1.0
     assert found[OWN].acc == pytest.approx(sum(found[OWN].matrix[2]) / 3)
@@ -67,7 +77,7 @@ def test_carried_heads_undo_any_turn_of_the_features_without_labels():
 
 def test_the_papers_schedule_tunes_each_head_once_and_never_the_last():
     bodies = [body(50), body(51), body(52)]
-    found = follow(ARRIVALS, bodies, every_step=True)
+    found = follow(ARRIVALS, bodies, measured="steps")
     own, paper, tuned = (found[kind].matrix for kind in (OWN, PAPER, TUNED))
     assert [paper[step][step] for step in range(3)] == [own[step][step] for step in range(3)]
     assert paper[1][0] == tuned[1][0]  # just tuned
@@ -79,7 +89,7 @@ def test_the_papers_schedule_tunes_each_head_once_and_never_the_last():
 
 def test_heads_carried_once_are_those_of_the_arrival():
     bodies = [body(50), body(51), body(52)]
-    found = follow(ARRIVALS, bodies, every_step=True)
+    found = follow(ARRIVALS, bodies, measured="steps")
     once, carried = found[ONCE].matrix, found[CARRIED].matrix
     assert [once[step][step] for step in range(3)] == [carried[step][step] for step in range(3)]
 
@@ -93,15 +103,15 @@ def test_bwt_is_the_mean_change_since_arrival_over_all_tasks_but_the_last():
 
 def test_the_shift_of_the_tasks_own_body_is_zero():
     alone = ARRIVALS[:1]
-    plain, transported = mean_shift(alone, ARRIVALS[0].model)
+    plain, transported = mean_shift(alone, View(ARRIVALS[0].model))
     assert plain == pytest.approx(0, abs=1e-6)
     assert transported == pytest.approx(0, abs=1e-6)
-    assert mean_shift(alone, body(50))[0] > 1
+    assert mean_shift(alone, View(body(50)))[0] > 1
 
 
 def test_label_heads_learn_two_classes_and_never_choose_a_class_they_did_not_see():
     two = arrival("two classes", 7, classes=2)
-    accuracies = label_head_accuracies([two], body(50))
+    accuracies = label_head_accuracies([two], View(body(50)))
     assert tuple(accuracies) == LABEL_HEADS
     assert min(list(accuracies.values())[2:]) > 0.95  # the short and the slow Adam do not get there
     known = Known(two.known.inputs, two.known.labels, torch.zeros(len(two.known.inputs), 5), 5)
@@ -113,3 +123,50 @@ def test_label_heads_learn_two_classes_and_never_choose_a_class_they_did_not_see
 def test_another_word_is_no_kind_of_head():
     with pytest.raises(ValueError, match="no kind of head"):
         fitted(OWN, torch.zeros(2, WIDTH), ARRIVALS[0].known, ARRIVALS[0].head)
+
+
+class Counted(nn.Linear):
+    """A linear body that counts its rows."""
+
+    rows = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.rows += len(inputs)
+        return super().forward(inputs)
+
+
+def counted() -> Counted:
+    made = Counted(WIDTH, WIDTH, bias=False)
+    made.load_state_dict(body(50).state_dict())
+    return made
+
+
+def test_a_view_reads_each_input_once_whatever_is_asked_of_it():
+    one, inputs = counted(), sum(len(each.known.inputs) + len(each.test) for each in ARRIVALS)
+    view = View(one)
+    follow(ARRIVALS, [view] * 3, measured="steps")
+    assert one.rows == inputs
+    final_accuracies(ARRIVALS, view)
+    label_head_accuracies(ARRIVALS, view)
+    few_accuracies(ARRIVALS, view)
+    mean_shift(ARRIVALS, view)
+    assert one.rows == inputs
+
+
+def test_a_view_gives_what_reading_and_fitting_anew_gives():
+    view = View(body(50))
+    for each in ARRIVALS:
+        features = encode(body(50), each.known.inputs)
+        for kind in (POLISHED, CARRIED, TUNED):
+            fresh = fitted(kind, features, each.known, each.head)
+            assert torch.equal(view.head(kind, each).weight, fresh.weight)
+            assert view.accuracy(each, fresh) == each.accuracy(body(50), fresh)
+
+
+def test_measured_in_the_end_the_accuracies_are_those_of_the_whole_way():
+    bodies = [body(50), body(51), body(52)]
+    whole, last = followed(ARRIVALS, bodies)
+    end = follow(ARRIVALS, bodies, measured="end", kinds=(OWN, PAPER, CARRIED, ONCE))
+    assert {kind: one.acc for kind, one in end.items()} == {kind: whole[kind].acc for kind in end}
+    assert all(math.isnan(one.bwt) for one in end.values())
+    assert last.body is bodies[-1]

@@ -89,6 +89,12 @@ def waves() -> tuple[Any, Any]:
     return make_waves(60, 0)
 
 
+@pytest.fixture(scope="session")
+def rows() -> tuple[Any, Any]:
+    """More of them."""
+    return make_waves(90, 0)
+
+
 def make_waves(count: int, seed: int) -> tuple[Any, Any]:
     generator = np.random.default_rng(seed)
     labels = np.arange(count) % 3
@@ -114,4 +120,6 @@ def quick(tiny_bert: Backbone, proxy: Dataset, tmp_path_factory: pytest.TempPath
         "omega": 0.5,
         "device": "cpu",
         "method_options": None,
+        "predictor": "linear",
+        "freeze_embedder": False,
     }

@@ -53,6 +53,17 @@ def test_a_body_is_a_copy_and_leaves_the_model_as_it_was(tiny_bert: Backbone):
     assert not any("word_embeddings" in name for name, _ in body.named_parameters())
 
 
+def test_tokens_of_the_source_are_those_of_a_whole_pass(tiny_bert: Backbone, monkeypatch: pytest.MonkeyPatch):
+    texts = ["red cat", "the dog sees a blue bird"]
+    tokens, mask, _ = tiny_bert.source_pass(texts)
+    encoder = type(tiny_bert.loaded.model.encoder)
+    monkeypatch.setattr(encoder, "forward", lambda *arguments, **options: pytest.fail("the body ran"))
+    for _ in range(2):  # the first pass leaves nothing behind
+        alone, own_mask = tiny_bert.source_tokens(texts)
+        assert torch.equal(alone, tokens)
+        assert torch.equal(own_mask, mask)
+
+
 @pytest.mark.parametrize("name", ["vit", "swin"])
 def test_a_vision_body_gives_the_models_own_states(name: str):
     torch.manual_seed(0)

@@ -20,7 +20,6 @@ from transship.verbs.adapt.advice import advice
 from transship.verbs.adapt.base import fit_base
 from transship.verbs.adapt.raw import fit_raw
 from transship.verbs.adapt.targets import Targets
-from transship.verbs.adapt.variants import variants
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 
@@ -85,7 +84,7 @@ def test_the_sources_side_comes_back_too(
     quick: dict[str, Any], waves: Any, tmp_path: Path, tiny_bert_folder: Path
 ):
     short = quick | {"method_options": {"fa_steps": 3, "fld_steps": 3}, "backbone": str(tiny_bert_folder)}
-    model = Recraft(**short, predictor="transport", freeze_embedder=True).fit(*waves)
+    model = Recraft(**short | {"predictor": "transport", "freeze_embedder": True}).fit(*waves)
     model.save(tmp_path / "model")
     again = load_adapted(tmp_path / "model")
     np.testing.assert_allclose(
@@ -198,22 +197,6 @@ def test_baselines_stand_beside_the_model_with_a_word_on_which_to_use(nft: dict[
     assert not Recraft(**nft).fit(*waves).baselines_
 
 
-def test_auto_fits_every_way_of_stage_two_and_validation_chooses(
-    quick: dict[str, Any], waves: Any, tmp_path: Path
-):
-    short = quick | {"method_options": {"fa_steps": 2, "fld_steps": 2}, "steps": 4, "work": tmp_path}
-    lines: list[str] = []
-    model = Recraft(**short, predictor="auto", freeze_embedder="auto").fit(*waves, tell=lines.append)
-    tried = model.adapted_.about["variants"]
-    assert len(tried) == len(lines) == 4
-    assert model.validation_["error"] == min(tried.values())
-    assert [way.predictor for way in variants(Recraft(method="nft", predictor="auto"), waves[1])] == [
-        "linear"
-    ]
-    dense = Recraft(predictor="auto", freeze_embedder="auto")
-    assert len(variants(dense, waves[0].astype(float))) == 2  # transport has no meaning for signals
-
-
 def test_advice_follows_the_figures_and_their_noise():
     raw = [{"name": "rocket", "validation": 0.10}, {"name": "ridge", "validation": 0.3}]
     assert advice(0.02, 400, "error", raw, "nft").startswith("use the adapted model (nft)")
@@ -237,6 +220,10 @@ def test_advice_follows_the_figures_and_their_noise():
         ({"method": "recraft", "omega": -1.0}, "ω is -1.0"),
         ({"base": "forest"}, "base: it is 'forest'"),
         ({"device": "abacus"}, "there is no device 'abacus'"),
+        ({"device": "meta"}, "this machine has no meta"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "this machine has no cuda:"),
+        ({"embedder_factor": 0.0}, "embedder_factor: it is 0.0"),
+        ({"stem": "forest"}, "stem: it is 'forest'"),
         ({"task": "ranking"}, "there is no task 'ranking'"),
     ],
 )
@@ -325,6 +312,30 @@ def test_targets_of_another_shape_are_one_sentence(nft: dict[str, Any], waves: A
         model = Recraft(**nft | {"steps": 2}, task=task).fit(inputs, wanted)
         with pytest.raises(DataError, match=message):
             model.evaluate(inputs, other)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cpu:0"])
+def test_a_device_is_what_torch_knows_by_that_name(device: str):
+    from accelerate import Accelerator
+
+    from transship.verbs.adapt.parts import accelerator_of
+
+    settings = Recraft(device=device)
+    settings.checked()
+    wanted = torch.device(device) if device != "auto" else Accelerator().device
+    assert accelerator_of(settings).device == wanted
+    accelerator_of(Recraft(device="cpu", precision="bf16"))  # a second fit may want something else
+    assert accelerator_of(settings).mixed_precision == "no"
+
+
+def test_one_device_of_several_is_not_for_the_processes_of_a_launch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)  # this machine may have none
+    Recraft(device="cuda:1").checked()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(OptionError, match="every process of a launch has a device of its own"):
+        Recraft(device="cuda:1").checked()
+    Recraft(device="cuda").checked()
 
 
 def test_more_classes_in_test_than_in_train_are_named(nft: dict[str, Any], waves: Any):

@@ -88,3 +88,52 @@ def test_energy_is_the_share_in_directions_that_the_inputs_showed_however_maps_a
     for complete, found in energies.items():
         assert found.rank_in[0] == 4
         assert found.energy_in == pytest.approx(wanted, rel=1e-3), complete
+
+
+def test_a_part_of_a_fused_weight_that_stays_is_listed_though_others_move(kit):
+    from transformers import Phi3Config, Phi3Model
+
+    def phi(seed: int, keys: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+        names = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+        return kit.spread(
+            Phi3Model(Phi3Config(vocab_size=20, num_key_value_heads=keys, **shape, **names)), seed
+        )
+
+    source, target = phi(1, 2), phi(2, 4)
+    ids = torch.randint(3, 20, (32, 6), generator=torch.Generator().manual_seed(0))
+    result = transport(
+        source,
+        kit.nudge(source),
+        target,
+        data=ids,
+        method="identity",
+        strength=1.0,
+        batches=1,
+        preprocess=lambda rows: {"input_ids": torch.stack([torch.as_tensor(row) for row in rows])},
+    )
+    name = "layers.0.self_attn.qkv_proj.weight"
+    assert float(result.moved.dense[name][:32].norm()) > 0
+    assert float(result.moved.dense[name][32:].norm()) == 0
+    left = {one.role: one for one in result.moved.left if one.tensor == name}
+    assert set(left) == {"attention.key", "attention.value"}
+    for role, one in left.items():
+        assert one.reason == f"its part {role}: 'identity' moves between equal shapes only"
+        assert one.norm > 0
+
+
+def test_tensors_that_no_part_of_the_model_reads_are_listed_as_such(kit, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    source = kit.tiny_vit(16)
+    for name, model in (("a", source), ("tuned", kit.nudge(source)), ("b", kit.tiny_vit(24, seed=4))):
+        model.save_pretrained(tmp_path / name)
+    for place, value in (("a", 1.0), ("tuned", 2.0)):
+        held = load_file(tmp_path / place / "model.safetensors")
+        extra = {"notes.scale": torch.full((3,), value), "notes.same": torch.ones(3)}
+        save_file({**held, **extra}, tmp_path / place / "model.safetensors", metadata={"format": "pt"})
+    folders = [str(tmp_path / name) for name in ("a", "tuned", "b")]
+    result = transport(*folders, data=kit.pictures(32), method="theseus", strength=1.0, batches=1)
+    left = {one.tensor: one.reason for one in result.moved.left}
+    assert left == {"notes.scale": "it lies beside the source's weights, and no part of the model reads it"}

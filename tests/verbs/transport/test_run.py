@@ -377,24 +377,6 @@ def test_memory_does_not_grow_with_batches(kit):
         assert growth < 8 * 2**20, f"{what} grew by {growth / 2**20:.1f} MB after twenty batches"
 
 
-def test_one_or_two_threads_give_the_same_update_from_inputs_to_weights(kit):
-    source, target = kit.tiny_vit(96), kit.tiny_vit(128, seed=4)
-    tuned, images = kit.nudge(source), kit.pictures(128)
-    before, made = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            made.append(
-                transport(source, tuned, target, data=images, method="theseus", strength=1.0, batches=4).moved
-            )
-    finally:
-        torch.set_num_threads(before)
-    for name, moved in made[0].dense.items():
-        torch.testing.assert_close(made[1].dense[name], moved, atol=1e-8, rtol=0, msg=name)
-    ranks = [[(one.site, one.rank_in, one.rank_out) for one in moved.layers] for moved in made]
-    assert ranks[0] == ranks[1]
-
-
 @pytest.mark.slow
 def test_pairs_of_texts_move_between_tokenizers(minilm, models_dir):
     """A pair is read as two texts by both models, and its words are aligned text by text."""

@@ -17,6 +17,17 @@ EQUAL_TIME = "nft*"
 # `hybrid` is recraft on the best raw model, kept where it gains on validation rows: as `adapt fit` does, but
 # with the stage 1, the tokens and the epochs of the suite
 HYBRID = "hybrid"
+# `default` is the shortest command, `transship adapt fit --backbone … --train … OUT`: nothing is told
+DEFAULT = "default"
+# what the other methods are told, so that they differ in their stage 1 alone: the last weights, since every
+# one has the same budget, and one way of stage 2. A row of the log costs three steps; tables show where stage
+# 1 begins and ends
+TOLD: Mapping[str, Any] = {
+    "select": False,
+    "predictor": "linear",
+    "freeze_embedder": False,
+    "log_every": 1000,
+}
 RAW = {
     "classification": ("constant", "logistic", "ridge", "rocket"),
     "dense": ("constant", "ridge", "rocket"),
@@ -37,31 +48,24 @@ def adapted(
 
     Args:
         task: the rows.
-        method: a method of `adapt`, `nft*` or `hybrid`.
+        method: a method of `adapt`, `nft*`, `hybrid` or `default`.
         seed: of everything drawn.
         backbone: its name, folder or the model itself.
-        settings: further parameters of the estimator; `epochs` is the budget of stage 2.
+        settings: further parameters of the estimator, which `default` does not get; `epochs` is the budget of
+            stage 2.
         longer: how many times the epochs `nft*` has.
         device: where it trains: cpu, or accelerate's choice.
     """
     from transship.errors import TransshipWarning
     from transship.verbs.adapt import Recraft
 
-    asked = {**settings, **task.settings}
-    if method == EQUAL_TIME:
-        method, asked["epochs"] = "nft", round(longer * asked["epochs"])
-    if method == HYBRID:
-        method, asked["base"], asked["select"] = "recraft", "auto", True
     model = Recraft(
         backbone=_opened(backbone) if isinstance(backbone, str) else backbone,
         task=task.kind,
-        method=method,
         validation=task.validation,
-        log_every=1000,  # a row of the log costs three steps; tables show where stage 1 begins and ends
         seed=seed,
         device=device,
-        # the last weights: every method has the same budget, and none but `hybrid` chooses on validation rows
-        **{"select": False, **asked},
+        **parameters(task, method, settings, longer=longer),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TransshipWarning)  # collapse is one of the numbers here
@@ -79,7 +83,26 @@ def adapted(
     figures["seconds"] = figures["stage1_seconds"] + figures["stage2_seconds"]
     if len(model.stage1_) > 1:
         figures |= stage_one(model.stage1_)
+    if model.history_[0]["step"] == 0:  # on a raw model, which validation may keep alone
+        best = min(model.history_, key=lambda row: (row["validation"], row["validation_loss"]))
+        figures["raw_alone"] = float(best["step"] == 0)
     return figures
+
+
+def parameters(
+    task: Task, method: str, settings: Mapping[str, Any], *, longer: float = 1.0
+) -> dict[str, Any]:
+    """Return what a row tells the estimator; a suite's settings stand above those of the task."""
+    from transship.verbs.adapt.settings import COMMAND
+
+    if method == DEFAULT:
+        return dict(COMMAND)
+    asked = {**TOLD, **task.settings, **settings, "method": method}
+    if method == EQUAL_TIME:
+        asked |= {"method": "nft", "epochs": round(longer * asked["epochs"])}
+    if method == HYBRID:
+        asked |= {"method": "recraft", "base": "auto", "select": True}
+    return asked
 
 
 @cache

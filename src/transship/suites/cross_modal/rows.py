@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transship.suites._packages import packaged_data
-from transship.suites.cross_modal.measure import EQUAL_TIME, HYBRID, adapted, raw
+from transship.suites.cross_modal.measure import DEFAULT, EQUAL_TIME, HYBRID, adapted, raw
 from transship.suites.cross_modal.tasks import Task
 from transship.suites.runner import Column, Measurement, Paper, Quantity, Row, cell, highest, lowest
 
@@ -33,6 +33,7 @@ TITLES: Mapping[str, str] = {
     "pare": "PaRe",
     "mona": "MoNA (our reading)",
     HYBRID: "best raw model, corrected by RECRAFT",
+    DEFAULT: "the default of `adapt fit`",
     "constant": "constant guess",
     "logistic": "logistic regression on values",
     "ridge": "ridge on values",
@@ -82,21 +83,23 @@ def measured(
 ) -> Iterator[Measurement]:
     """Yield what a part measures: one method, the raw models, or the Fourier operator.
 
-    `options` hold `settings` of the estimator, `methods` (their own parameters by name) and `longer` for
-    `nft*`.
+    `options` hold `settings` of the estimator, `methods` (their own parameters by name), `longer` for `nft*`,
+    and `changes`: parts that are a method with other settings.
     """
-    if part == "raw":
+    change = options.get("changes", {}).get(part, {})
+    method = str(change.get("method", part))
+    if method == "raw":
         yield from raw(task, seed=seed)
-    elif part == "fno":
+    elif method == "fno":
         from transship.suites.cross_modal.operator import fourier_operator
 
         yield Measurement({"method": "fno"}, fourier_operator(task, seed=seed, **options.get("fno", {})))
     else:
-        own = options.get("methods", {}).get(part)
+        own = options.get("methods", {}).get(method)
         settings = {**options["settings"], **({"method_options": own} if own else {})}
-        made = adapted(
-            task, part, seed=seed, backbone=backbone, settings=settings, longer=float(options["longer"])
-        )
+        settings |= change.get("settings", {})
+        longer = float(options.get("longer", 1.0))
+        made = adapted(task, method, seed=seed, backbone=backbone, settings=settings, longer=longer)
         yield Measurement({"method": part}, made)
 
 

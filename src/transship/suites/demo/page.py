@@ -19,6 +19,9 @@ def story(bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digi
         )
         for step in steps
     ]
+    held = report.Text(
+        "What each verb made; below it the best of its baselines, what one has without the verb."
+    )
     trained = ", ".join(f"{name} {share:.1%}" for name, share in bases.items())
     sections = [
         report.Section(
@@ -39,7 +42,7 @@ def story(bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digi
         "transship: four verbs on two small models",
         "What a pretrained model has learned, used again elsewhere. Every figure on this page was measured "
         "a moment ago, on test data that nothing was chosen by.",
-        [report.Section("At a glance", [report.KeyFigures(figures)]), *sections],
+        [report.Section("At a glance", [held, report.KeyFigures(figures)]), *sections],
         report.Provenance(command="transship demo", versions=report.library_versions()),
     )
 

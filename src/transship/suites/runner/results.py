@@ -239,11 +239,16 @@ def _unfinished(done: int, planned: int | None) -> str:
 
 
 def case_from_json(value: dict[str, Any]) -> CaseResult:
-    """Return the case result that `dataclasses.asdict` made."""
-    measurements = tuple(Measurement(**one) for one in value["measurements"])
-    return CaseResult(
-        Case(**value["case"]), measurements, dict(value["attachments"]), float(value["seconds"])
+    """Return the case result that `dataclasses.asdict` made.
+
+    A measurement has the factors and the seed of its case; a file may leave out what it shares with it.
+    """
+    case = Case(**value["case"])
+    measurements = tuple(
+        Measurement({**case.factors, **one["factors"]}, one["metrics"], one.get("seed", case.seed))
+        for one in value["measurements"]
     )
+    return CaseResult(case, measurements, dict(value["attachments"]), float(value["seconds"]))
 
 
 def _scaled(values: Sequence[float | None], factor: float) -> Spread:

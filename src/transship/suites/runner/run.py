@@ -6,25 +6,20 @@ import dataclasses
 import gc
 import json
 import math
-import multiprocessing
 import os
 import platform
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transship.errors import OptionError, TransshipError
+from transship.errors import OptionError
 from transship.registry import unknown
 from transship.report import library_versions, write_text
 from transship.suites.runner.cache import Cache, cache_home, content_key
 from transship.suites.runner.context import Context
-from transship.suites.runner.declaration import Case, Measured, Options, Suite
-from transship.suites.runner.find import load_suite
+from transship.suites.runner.declaration import Case, Measured, Suite
 from transship.suites.runner.needs import device_for, ensure, signature
 from transship.suites.runner.quantities import Measurement
 from transship.suites.runner.results import CaseResult, SuiteResult, case_from_json, summarise
@@ -103,21 +98,38 @@ class SuiteRun:
         """Return the cases that an earlier run has finished."""
         return [case for case in self.cases if self._read(case) is not None]
 
+    def earlier(self) -> tuple[list[Step], list[Case]]:
+        """Return the cases that an earlier run has finished, as steps, and those that are left."""
+        steps: list[Step] = []
+        left: list[Case] = []
+        for case in self.cases:
+            found = self._read(case)
+            if found is None:
+                left.append(case)
+            else:
+                steps.append(Step(case, len(steps) + 1, len(self.cases), found.seconds, reused=True))
+        return steps, left
+
     def steps(self, jobs: int = 1) -> Iterator[Step]:
         """Run what is not finished, in `jobs` processes; yield each case once done, finished ones first."""
-        if jobs < 1:
-            raise OptionError(f"{jobs} processes cannot work", where="--jobs", fix="give 1 or more")
-        waiting, done = [], 0
-        for case in self.cases:
-            earlier = self._read(case)
-            if earlier is None:
-                waiting.append(case)
-            else:
-                done += 1
-                yield Step(case, done, len(self.cases), earlier.seconds, reused=True)
-        for result in self._one_by_one(waiting) if jobs == 1 else self._in_processes(waiting, jobs):
-            done += 1
-            yield Step(result.case, done, len(self.cases), result.seconds, reused=False)
+        if jobs != 1:
+            from transship.suites.runner.schedule import side_by_side
+
+            yield from (step for _, step in side_by_side([self], jobs) if step is not None)
+            return
+        steps, left = self.earlier()
+        yield from steps
+        for done, case in enumerate(left, len(steps) + 1):
+            cache = Cache(self.home, not_before=self.not_before)
+            result = run_case(self.suite, self.scale, case, cache, self.device)
+            self.keep(result)
+            yield Step(case, done, len(self.cases), result.seconds, reused=False)
+
+    def keep(self, result: CaseResult) -> None:
+        """Write a finished case, so that it is not run again."""
+        write_text(
+            self._file(result.case), json.dumps(dataclasses.asdict(result), allow_nan=False), force=True
+        )
 
     def result(self, *, so_far: bool = False) -> SuiteResult:
         """Return tables, curves and verdicts from the finished cases.
@@ -146,49 +158,9 @@ class SuiteRun:
             environment=environment(),
         )
 
-    def _one_by_one(self, cases: Iterable[Case]) -> Iterator[CaseResult]:
-        for case in cases:
-            result = run_case(
-                self.suite, self.scale, case, Cache(self.home, not_before=self.not_before), self.device
-            )
-            self._write(result)
-            yield result
-
-    def _in_processes(self, cases: Iterable[Case], jobs: int) -> Iterator[CaseResult]:
-        assert self.suite.file is not None, "load_suite names the file"
-        pool = ProcessPoolExecutor(
-            jobs,
-            multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(jobs, os.getpid()),
-        )
-        options = dict(self.suite.scales[self.scale].options)  # perhaps not those of the file
-        where = (self.suite.name, self.suite.file.parent, self.scale, options)
-        try:
-            futures = [
-                pool.submit(_work, *where, case, self.home, self.not_before, self.device) for case in cases
-            ]
-            for future in as_completed(futures):
-                result = future.result()
-                self._write(result)
-                yield result
-        except BrokenProcessPool as error:
-            raise TransshipError(
-                "a working process was killed, perhaps for want of memory",
-                where=self.suite.name,
-                fix="run the same command with fewer --jobs; finished cases are kept",
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
     def _file(self, case: Case) -> Path:
         key = content_key([self.fingerprint, dict(case.factors), case.seed])
         return self.home / "cases" / self.suite.name / f"{key[:40]}.json"
-
-    def _write(self, result: CaseResult) -> None:
-        write_text(
-            self._file(result.case), json.dumps(dataclasses.asdict(result), allow_nan=False), force=True
-        )
 
     def _read(self, case: Case) -> CaseResult | None:
         try:
@@ -248,33 +220,6 @@ def _no_doubles(results: Iterable[CaseResult]) -> None:
                 if key in seen:
                     raise ValueError(f"{metric} is measured twice under {dict(one.factors)}, seed {one.seed}")
                 seen.add(key)
-
-
-def _start_worker(jobs: int, parent: int) -> None:
-    # before torch is imported, which reads it once
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // jobs)))
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-
-
-def _follow(parent: int) -> None:
-    """End this process when its parent is gone: a killed run leaves no workers behind."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-def _work(
-    name: str,
-    folder: Path,
-    scale: str,
-    options: Options,
-    case: Case,
-    home: Path,
-    not_before: float,
-    device: str,
-) -> CaseResult:
-    suite = load_suite(name, folder).with_options(scale, options)
-    return run_case(suite, scale, case, Cache(home, not_before=not_before), device)
 
 
 def run_suite(suite: Suite, scale: str, *, jobs: int = 1, **options: Any) -> SuiteResult:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transship.suites.runner import Case, Context, Measurement
 from transship.suites.small_merge.names import (
+    ALPHA,
     BASE,
     CARRIED,
     CONTROLLED,
@@ -22,7 +23,9 @@ from transship.suites.small_merge.names import (
     OTMF,
     OWN,
     PAPER,
+    SHARED,
     SWEPT,
+    SWEPT_HEADS,
     TOGETHER,
     UNSWEPT,
     WAYS,
@@ -30,10 +33,10 @@ from transship.suites.small_merge.names import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from transship.suites.small_merge.training import Task
-    from transship.suites.small_merge.trajectory import Arrival
+    from transship.suites.small_merge.trajectory import Arrival, View
     from transship.verbs.merge.fusion.evaluate import Quality
     from transship.verbs.merge.fusion.heads import LinearHead
 
@@ -72,28 +75,48 @@ class Bench(ABC):
             names = [names[place] for place in np.random.default_rng(order).permutation(len(names))]
         return [self.arrivals[name] for name in names]
 
+    def read(self, body: nn.Module, inputs: Tensor) -> Tensor:
+        """Return a body's features of inputs, made once for all cases with these weights and inputs."""
+        import torch
+
+        from transship.suites.small_merge import training
+        from transship.suites.small_vision import networks
+        from transship.verbs.merge.fusion.origin import fingerprint
+
+        arrays = self.context.cached(
+            "merge-features",
+            {"weights": fingerprint(body.state_dict()), "inputs": fingerprint({"inputs": inputs})},
+            lambda: {"features": training.encode(body, inputs).numpy()},
+            code=(training.encode, type(body), networks.Network),
+        )
+        return torch.from_numpy(arrays["features"])
+
     def _arrival(self, task: Task) -> Arrival:
         from transship.suites.small_merge.heads import Known
-        from transship.suites.small_merge.training import encode
         from transship.suites.small_merge.trajectory import Arrival
 
         body, heads = self.tuned([task])
         head = _linear_head(heads[0])
         count = len(task.train) // 4
         inputs = task.train.inputs[:count]
-        known = Known(inputs, task.train.labels[:count], head(encode(body, inputs)), task.classes)
+        features = self.read(body, inputs)
+        known = Known(inputs, task.train.labels[:count], head(features), task.classes, features)
         return Arrival(task.name, body, head, known, task.test.inputs, task.test.labels)
 
     # -- merging -------------------------------------------------------------------------------------------
 
-    def bodies(
-        self, way: Way, arrivals: Sequence[Arrival], body: nn.Module, seconds: list[float]
-    ) -> Iterator[nn.Module]:
-        """Yield `body` with the merged weights after each arrival; what each merge took goes to `seconds`."""
+    def views(
+        self, way: Way, arrivals: Sequence[Arrival], seconds: list[float] | None = None
+    ) -> Iterator[View]:
+        """Yield the merged body after each arrival; what each merge took goes to `seconds`.
+
+        It is one body, filled anew: a view is good until the next is asked for.
+        """
+        from transship.suites.small_merge.trajectory import View
         from transship.verbs.merge.fusion import Fusion
         from transship.verbs.merge.fusion.protocol import continual_method
 
-        method = continual_method(way.method, way.options)
+        method, body = continual_method(way.method, way.options), copy.deepcopy(self.base)
         fusion = Fusion(
             self.base,
             method,
@@ -106,9 +129,10 @@ class Bench(ABC):
         for arrival in arrivals:
             start = time.process_time()
             fusion.add(_state(arrival), arrival.known.inputs, name=arrival.name)
-            seconds.append(time.process_time() - start)
+            if seconds is not None:
+                seconds.append(time.process_time() - start)
             body.load_state_dict(fusion.parameters, strict=True)
-            yield body
+            yield View(body)
 
     # -- measuring -----------------------------------------------------------------------------------------
 
@@ -116,9 +140,10 @@ class Bench(ABC):
         """Measure a case of any part."""
         if case["part"] == "bounds":
             yield from self._bounds(self.options["orders"])
+        elif case["part"] == SHARED:
+            yield from self._shared()
         elif case["part"] == "sweep":
-            way = Way("otmf", {**WAYS[OTMF].options, "alpha": case["alpha"]})
-            yield from self._continual(SWEPT, way, 0)
+            yield from self._swept(Way("otmf", {**WAYS[OTMF].options, "alpha": case["alpha"]}))
         elif case["part"] == "joint":
             yield from self._joint(JOINT[case["method"]])
         else:
@@ -126,15 +151,17 @@ class Bench(ABC):
 
     def _bounds(self, orders: int) -> Iterator[Measurement]:
         """The base under each kind of head in each order, the fine-tunes themselves, multi-task training."""
-        first = self.in_order(0)
-        for order, found in enumerate(base_by_order(self.base, [self.in_order(n) for n in range(orders)])):
+        from transship.suites.small_merge.trajectory import View
+
+        first, view = self.in_order(0), View(self.base)
+        for order, found in enumerate(base_by_order(view, [self.in_order(n) for n in range(orders)])):
             for heads, metrics in found.items():
                 yield Measurement({"method": BASE, "heads": heads, "order": order}, metrics)
                 if order == 0:
                     for alpha in self.options["alphas"]:
                         yield Measurement({"method": UNSWEPT, "heads": heads, "alpha": alpha}, metrics)
-        yield from self._controlled(BASE, self.base)
-        yield Measurement({"method": BASE}, self._about(self.base))
+        yield from self._controlled(BASE, view)
+        yield Measurement({"method": BASE}, self._about(view))
         yield from self._each(INDIVIDUAL, {one.name: (one.model, one.head) for one in first})
         body, heads_of = self.tuned(self.tasks)
         together = zip(self.tasks, heads_of, strict=True)
@@ -142,12 +169,12 @@ class Bench(ABC):
 
     def _continual(self, title: str, way: Way, order: int) -> Iterator[Measurement]:
         """One way to merge, in one order, under every kind of head."""
-        from transship.suites.small_merge.trajectory import follow
+        from transship.suites.small_merge.trajectory import followed
 
         arrivals, seconds = self.in_order(order), list[float]()
-        last = copy.deepcopy(self.base)  # filled anew at each arrival
         drawn = order == 0 and self.context.case.seed == 0 and title in DRAWN
-        found = follow(arrivals, self.bodies(way, arrivals, last, seconds), every_step=drawn)
+        views = self.views(way, arrivals, seconds)
+        found, last = followed(arrivals, views, measured="steps" if drawn else "arrivals")
         for heads, one in found.items():
             yield Measurement({"heads": heads}, _metrics(one))
         yield Measurement({}, {**self._about(last), "seconds": sum(seconds)})
@@ -156,11 +183,31 @@ class Bench(ABC):
         if drawn:
             matrices = {kind: _rounded(found[kind].matrix) for kind in (OWN, PAPER, CARRIED)}
             tasks = [arrival.name for arrival in arrivals]
-            self.context.attach("drawn", {"tasks": tasks, "matrix": matrices, "cloud": self._cloud(last)})
+            shown = {"tasks": tasks, "matrix": matrices, "cloud": self._cloud(last)}
+            self.context.attach("drawn", {"method": title, **shown})
+
+    def _shared(self) -> Iterator[Measurement]:
+        """OTMF in its first order, which is also one point of the sweep of α."""
+        for one in self._continual(OTMF, WAYS[OTMF], 0):
+            yield Measurement({"method": OTMF, "order": 0, **one.factors}, one.metrics)
+            heads = one.factors.get("heads")
+            if heads in SWEPT_HEADS:
+                point: dict[str, Any] = {"method": SWEPT, "alpha": ALPHA, "heads": heads}
+                yield Measurement(point, {"accuracy": one.metrics["accuracy"]})
+
+    def _swept(self, way: Way) -> Iterator[Measurement]:
+        """One point of the sweep of α: ACC in the first order, under the kinds of head that it shows."""
+        from transship.suites.small_merge.trajectory import follow
+
+        arrivals = self.in_order(0)
+        for heads, one in follow(
+            arrivals, self.views(way, arrivals), measured="end", kinds=SWEPT_HEADS
+        ).items():
+            yield Measurement({"heads": heads}, {"accuracy": one.acc})
 
     def _joint(self, way: Way) -> Iterator[Measurement]:
         """All models merged at once."""
-        from transship.suites.small_merge.trajectory import final_accuracies
+        from transship.suites.small_merge.trajectory import View, final_accuracies
         from transship.verbs.merge.learning.joint import joint
 
         arrivals, start = self.in_order(0), time.process_time()
@@ -174,11 +221,12 @@ class Bench(ABC):
         )
         seconds, body = time.process_time() - start, copy.deepcopy(self.base)
         body.load_state_dict({name: one + update[name] for name, one in self.base.state_dict().items()})
-        for heads, value in final_accuracies(arrivals, body).items():
+        view = View(body)
+        for heads, value in final_accuracies(arrivals, view).items():
             yield Measurement({"heads": heads}, {"accuracy": value})
-        yield Measurement({}, {**self._about(body), "seconds": seconds})
+        yield Measurement({}, {**self._about(view), "seconds": seconds})
 
-    def _controlled(self, title: str, body: nn.Module) -> Iterator[Measurement]:
+    def _controlled(self, title: str, view: View) -> Iterator[Measurement]:
         """Further heads on a final body: all that labels train, wider carried ones, carried on few inputs."""
         from transship.suites.small_merge.trajectory import (
             few_accuracies,
@@ -188,21 +236,21 @@ class Bench(ABC):
 
         where: dict[str, str | int] = {"method": title, "order": 0}
         first = self.in_order(0)
-        for name, value in label_head_accuracies(first, body).items():
+        for name, value in label_head_accuracies(first, view).items():
             yield Measurement({**where, "labels": name}, {"accuracy of label heads": value})
-        for heads, value in wide_accuracies(first, body).items():
+        for heads, value in wide_accuracies(first, view.body).items():
             yield Measurement({**where, "heads": heads}, {"accuracy": value})
-        for (count, prior), value in few_accuracies(first, body).items():
+        for (count, prior), value in few_accuracies(first, view).items():
             yield Measurement({**where, "inputs": count, "shrunk": prior}, {"accuracy of few": value})
 
-    def _about(self, body: nn.Module) -> dict[str, float]:
+    def _about(self, view: View) -> dict[str, float]:
         """The shift of features against the fine-tunes, and the merged vector's norm against theirs."""
         from transship.suites.small_merge.trajectory import mean_shift
 
         start = self.base.state_dict()
         lengths = [_distance(one.model.state_dict(), start) for one in self.arrivals.values()]
-        plain, transported = mean_shift(self.in_order(0), body)
-        norm = _distance(body.state_dict(), start) / (sum(lengths) / len(lengths))
+        plain, transported = mean_shift(self.in_order(0), view)
+        norm = _distance(view.body.state_dict(), start) / (sum(lengths) / len(lengths))
         return {"shift": plain, "sinkhorn": transported, "norm": norm}
 
     def _each(self, title: str, models: Mapping[str, tuple[nn.Module, LinearHead]]) -> Iterator[Measurement]:
@@ -211,7 +259,7 @@ class Bench(ABC):
         for name, value in values.items():
             yield Measurement({"method": title, "task": name}, {"accuracy of the task": value})
 
-    def _cloud(self, body: nn.Module) -> dict[str, list[list[float]]]:
+    def _cloud(self, merged: View) -> dict[str, list[list[float]]]:
         """Return features of the first task under its fine-tune, the base and the merged body, in a plane."""
         import torch
         from sklearn.manifold import TSNE
@@ -220,7 +268,7 @@ class Bench(ABC):
 
         first = self.in_order(0)[0]
         inputs = first.known.inputs[:CLOUD]
-        sides = {"fine-tune": first.model, "base": self.base, "merged": body}
+        sides = {"fine-tune": first.model, "base": self.base, "merged": merged.body}
         rows = torch.cat([encode(one, inputs) for one in sides.values()]).numpy()
         plane = TSNE(perplexity=min(30.0, len(rows) / 4), random_state=0, init="pca").fit_transform(rows)
         return {
@@ -229,7 +277,7 @@ class Bench(ABC):
         }
 
 
-def base_by_order(base: nn.Module, orders: Sequence[Sequence[Arrival]]) -> list[dict[str, dict[str, float]]]:
+def base_by_order(base: View, orders: Sequence[Sequence[Arrival]]) -> list[dict[str, dict[str, float]]]:
     """Return ACC and BWT of a body that never changes, by kind of head, for each order of the arrivals.
 
     The paper's schedule never tunes the head of the model that comes last, so it depends on the order. No

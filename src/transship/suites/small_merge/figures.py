@@ -47,7 +47,8 @@ def over_orders(result: SuiteResult, claim: Claim) -> list[float]:
 def _drawn(result: SuiteResult) -> Iterator[tuple[str, dict[str, Any]]]:
     for one in result.cases:
         if "drawn" in one.attachments:
-            yield str(one.case["method"]), one.attachments["drawn"]
+            drawn = one.attachments["drawn"]
+            yield str(drawn.get("method") or one.case["method"]), drawn  # earlier runs have it in the case
 
 
 def _matrices(result: SuiteResult) -> Iterator[Any]:

@@ -22,12 +22,14 @@ class Known:
         labels: their classes, which only heads tuned on labels may read.
         logits: of the task's own model, which carried heads read.
         classes: how many classes there are.
+        features: of the task's own model, for the shift against them.
     """
 
     inputs: Tensor
     labels: Tensor
     logits: Tensor
     classes: int
+    features: Tensor | None = None
 
 
 def fitted(kind: str, features: Tensor, known: Known, own: LinearHead) -> LinearHead:
@@ -39,7 +41,12 @@ def fitted(kind: str, features: Tensor, known: Known, own: LinearHead) -> Linear
     if kind == TUNED:
         return tune(own, features, known.labels, settings)
     carried = carry(features, known.logits, own, settings)
-    return carried if kind == CARRIED else polish(carried, features, known.logits, settings)
+    return carried if kind == CARRIED else polished(carried, features, known)
+
+
+def polished(carried: LinearHead, features: Tensor, known: Known) -> LinearHead:
+    """Return a carried head after its steps against the probabilities of the task's own model."""
+    return polish(carried, features, known.logits, HeadSettings())
 
 
 def label_heads(features: Tensor, known: Known, own: LinearHead) -> dict[str, LinearHead]:

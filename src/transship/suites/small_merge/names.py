@@ -49,7 +49,10 @@ class Way:
 OTMF, MIX, PAIRED = "OTMF", "OTMF without masks", "OTMF, paired distance"
 KEPT = "average, norm kept"
 RUNNING, SWEPT = "OTMF, α = (t−1)/t", "OTMF, sweep"
-ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)  # those of the paper's Table 5
+ALPHA = 0.8  # of OTMF where nothing else is said: its first order is that point of the sweep
+SHARED = "OTMF in its first order"  # the part of the case that is both
+ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.7, ALPHA, 0.9, 1.0)  # those of the paper's Table 5
+SWEPT_HEADS = (OWN, PAPER, CARRIED)
 UNSWEPT = "base, nothing merged, beside the sweep"  # the base does not depend on α, and is drawn at each
 # 1/16 of AdaMerging's steps at 16 times its rate: entropy methods would take most of a run otherwise
 _SHORT = {"steps": 60, "learning_rate": 0.0167}

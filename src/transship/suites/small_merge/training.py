@@ -69,15 +69,22 @@ def new_head(width: int, classes: int, *, seed: int) -> nn.Linear:
 
 
 def tune(
-    base: nn.Module, tasks: Sequence[Task], *, steps: int, rate: float, seed: int, batch: int
+    base: nn.Module,
+    tasks: Sequence[Task],
+    read: Callable[[nn.Module, Tensor], Tensor] = encode,
+    *,
+    steps: int,
+    rate: float,
+    seed: int,
+    batch: int,
 ) -> tuple[nn.Module, list[nn.Linear]]:
     """Fit a head per task on the frozen base, then train body and heads; tasks take turns, `steps` each.
 
-    One task makes a fine-tune, several make the multi-task reference.
+    One task makes a fine-tune, several make the multi-task reference. `read` gives the base's features.
     """
     body = copy.deepcopy(base)
     heads = [
-        probe(encode(base, task.train.inputs), task.train.labels, task.classes, seed=seed) for task in tasks
+        probe(read(base, task.train.inputs), task.train.labels, task.classes, seed=seed) for task in tasks
     ]
     generator = torch.Generator().manual_seed(seed)
 

@@ -37,7 +37,9 @@ class Adapted:
         seconds: CPU seconds of the parts of the fit; not saved, since they differ from run to run.
         backbone: the pretrained model, where it is at hand.
         base: the raw model that the network corrects, or None.
-        snapshots: pooled φ(x) of some training rows during stage 1, for the report; not saved.
+        snapshots: pooled φ(x) of some training rows during stage 1 and after stage 2, for the report; not
+            saved.
+        path_clouds: the same after stage 2 of fits with less of stage 1, by name; not saved.
         bound: the terms of Theorem 7 on the validation rows, for the report; not saved.
         forward_rows: how many rows run at once.
     """
@@ -52,6 +54,7 @@ class Adapted:
     backbone: Backbone | None = None
     base: Base | None = None
     snapshots: Mapping[str, Tensor] = field(default_factory=dict)
+    path_clouds: Mapping[str, Tensor] = field(default_factory=dict)
     bound: Any = None
     forward_rows: int = FORWARD_BATCH
 

@@ -172,10 +172,39 @@ class Backbone:
             made = self.loaded.run(batch)
         finally:
             hook.remove()
-        tokens = kept[0][0] if isinstance(kept[0], tuple) else kept[0]
-        given = batch.inputs.get("attention_mask")
-        mask = torch.ones(tokens.shape[:2], dtype=torch.bool) if given is None else given.bool()
-        return tokens, mask.to(tokens.device), made.last_hidden_state
+        return *_tokens(kept[0], batch), made.last_hidden_state
+
+    @torch.inference_mode()
+    def source_tokens(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Return (u, mask) alone: the embedding runs, and the body behind it does not."""
+        holder, key = _embeddings_of(self.loaded.model, self.name)
+
+        def enough(module: nn.Module, given: Any, made: Any) -> None:
+            raise _Embedded(made)
+
+        hook = getattr(holder, key).register_forward_hook(enough)
+        batch = self.loaded.preprocess(inputs)
+        try:
+            self.loaded.run(batch)
+        except _Embedded as found:
+            return _tokens(found.made, batch)
+        finally:
+            hook.remove()
+        raise CheckpointError("its embedding never runs", where=self.name, fix="choose another backbone")
+
+
+class _Embedded(Exception):  # noqa: N818 - not an error: it ends a pass where the body would begin
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.made = made
+
+
+def _tokens(made: Any, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return what an embedding gave as tokens and their mask."""
+    tokens = made[0] if isinstance(made, tuple) else made
+    given = batch.inputs.get("attention_mask")
+    mask = torch.ones(tokens.shape[:2], dtype=torch.bool) if given is None else given.bool()
+    return tokens, mask.to(tokens.device)
 
 
 def open_backbone(reference: Any, *, trust_remote_code: bool = False) -> Backbone:

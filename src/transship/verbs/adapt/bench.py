@@ -104,7 +104,7 @@ class Bench:
     def source_tokens(self, items: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return (u, mask) of proxy items, through the backbone's own embedding."""
         source = self.known
-        tokens, mask, _ = self.backbone.source_pass([source.texts[item] for item in items])
+        tokens, mask = self.backbone.source_tokens([source.texts[item] for item in items])
         kind = next(self.network.body.parameters()).dtype
         return tokens.clone().to(self.device, kind), mask.to(self.device)
 

@@ -7,7 +7,7 @@ data does not (D_s and D_τ given a feature) is estimated, and every estimate is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +37,12 @@ _CAVEATS = (
     "metric on sequences. The measured gradient norm stands beside the nominal ω.",
     "W₁ of samples is above that of the distributions: two samples of the source itself are as far apart as "
     "stated.",
+)
+
+
+_ON_BASE = (
+    "A raw model stands under the network: p_τ reads the raw values beside u = φ(x), which the theorem's "
+    "p_τ(z'|u) does not."
 )
 
 
@@ -170,7 +176,7 @@ def measure_bound(
     predicted = np.asarray(model.predict_proba(rows), dtype=np.float64)
     few = _taken(rows, _chosen(len(chosen), MOST_NORMS, derive_seed(seed, "bound norms")))
     norms = np.concatenate([np.asarray(source.norms), np.asarray(model.source_gradient_norms(few))])
-    return bound_of(
+    found = bound_of(
         err_source=float(source.error),
         omega=float(source.omega),
         norms=norms,
@@ -182,6 +188,8 @@ def measure_bound(
         seed=seed,
         neighbours=neighbours,
     )
+    based = getattr(getattr(model, "adapted_", None), "base", None) is not None
+    return replace(found, caveats=(*found.caveats, _ON_BASE)) if based else found
 
 
 def bound_of(

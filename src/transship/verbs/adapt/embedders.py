@@ -17,9 +17,10 @@ from torch.nn import functional
 
 from transship.errors import OptionError
 from transship.verbs.adapt.backbone import Theta
+from transship.verbs.adapt.stems import RandomStem
 
 Kind = Literal["series", "grid"]
-Stem = Literal["patch", "multiscale"]
+Stem = Literal["patch", "multiscale", "rocket"]
 SCALES = (1, 2, 4)  # of a multi-scale stem: kernels so many times as long as the stride
 
 
@@ -38,7 +39,8 @@ class Shape:
         normed: whether a LayerNorm follows the patches.
         placed: whether positions are added.
         prefix: how many tokens stand before the patches.
-        stem: `patch`: kernels as long as their stride; `multiscale`: longer ones beside them, summed.
+        stem: `patch`: kernels as long as their stride; `multiscale`: longer ones beside them, summed;
+            `rocket`: random convolutions, pooled in every patch.
     """
 
     kind: Kind
@@ -77,7 +79,11 @@ class Embedder(nn.Module):
         self.shape = shape
         plane = nn.Conv1d if shape.kind == "series" else nn.Conv2d
         kernel: Any = shape.patch[0] if shape.kind == "series" else shape.patch
-        self.project = plane(shape.channels, shape.width, kernel, stride=kernel)
+        channels, self.stem = shape.channels, None
+        if shape.stem == "rocket":
+            self.stem = RandomStem(channels, shape.size[0], shape.patch[0])
+            channels, kernel = self.stem.outputs, 1  # a patch is one place of the stem's outputs
+        self.project = plane(channels, shape.width, kernel, stride=kernel)
         nn.init.xavier_uniform_(self.project.weight, gain=math.sqrt(2.0))
         nn.init.zeros_(self.project.bias)  # type: ignore[arg-type]
         self.wider = nn.ModuleList()
@@ -98,7 +104,7 @@ class Embedder(nn.Module):
                 values, self.shape.resize, mode="bilinear", align_corners=False, antialias=False
             )
         values = _filled_up(values, self.shape)
-        made = self.project(values)
+        made = self.project(values if self.stem is None else self.stem(values))
         for wide, scale in zip(self.wider, SCALES[1:], strict=len(self.wider) > 0):
             extra = (scale - 1) * self.shape.patch[0]  # centred on the same patch
             made = made + wide(functional.pad(values, (extra // 2, extra - extra // 2)))
@@ -108,6 +114,11 @@ class Embedder(nn.Module):
         if self.prefix is not None:
             tokens = torch.cat([self.prefix.expand(len(tokens), -1, -1), tokens], dim=1)
         return tokens  # type: ignore[no-any-return]
+
+    def look_at(self, values: Float[Tensor, "rows channels ..."]) -> None:
+        """Take from training rows what the stem needs of them."""
+        if self.stem is not None:
+            self.stem.look_at(_filled_up(values, self.shape))
 
     @torch.no_grad()
     def draw(self) -> None:
@@ -148,6 +159,8 @@ def shape_for(
     backbone reads the patches of a field row by row.
     """
     reads_text = theta.patch_filter is None
+    if stem != "patch" and len(size) > 1:
+        raise OptionError(f"the {stem} stem is for series", where="stem", fix="choose patch")
     common: dict[str, Any] = {
         "channels": channels,
         "size": size,

@@ -17,9 +17,9 @@ from transship.errors import OptionError
 from transship.numerics import chunks
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.backbone import Backbone, Body, open_backbone
+from transship.verbs.adapt.fitting import adapt
 from transship.verbs.adapt.settings import Settings
 from transship.verbs.adapt.source import Source
-from transship.verbs.adapt.variants import adapt_best
 
 Array = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
         `compare` runs the raw baselines on the validation rows first (`baselines_`, `advice_`);
         `seen(what, done, total)` is told as the work goes on, `tell(line)` what a user wants to read.
         """
-        adapted, split = adapt_best(X, y, self, compare=compare, seen=seen, tell=tell)
+        adapted, split = adapt(X, y, self, compare=compare, seen=seen, tell=tell)
         self.validation_index_ = split.held_index
         if np.ndim(X) == 2:
             self.n_features_in_ = int(np.shape(X)[1])
@@ -118,15 +118,15 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
         rows = torch.from_numpy(adapted.inputs.transform(X))
         found = []
         for part in chunks(len(rows), adapted.forward_rows):
-            tokens = adapted.network.embedder(rows[part]).detach().requires_grad_(True)
+            tokens = adapted.network.embedder(rows[part].to(adapted.device)).detach().requires_grad_(True)
             made = source.probabilities(body(tokens, None, grid)).clamp_min(1e-12)
             if labels is None:
                 loss = -(made * made.log()).sum()
             else:
-                wanted = torch.as_tensor(np.asarray(labels)[part]).long()
-                loss = -made[torch.arange(len(made)), wanted].log().sum()
+                wanted = torch.as_tensor(np.asarray(labels)[part]).long().to(made.device)
+                loss = -made.gather(1, wanted[:, None]).log().sum()
             (slope,) = torch.autograd.grad(loss, tokens)
-            found.append(slope.flatten(1).norm(dim=1))
+            found.append(slope.flatten(1).norm(dim=1).cpu())
         return np.asarray(torch.cat(found).numpy())
 
     def target_codes(self, y: Any) -> Array:
@@ -167,7 +167,7 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
 
             found = open_backbone(str(find_model(str(self.adapted_.about["backbone"]))))
             self.adapted_.backbone = found
-        return found.body()
+        return found.body().to(self.adapted_.device)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -6,28 +6,32 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from transship.errors import TransshipWarning
-from transship.numerics import derive_seed
 from transship.progress import Progress
 from transship.verbs.adapt import parts
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.advice import advice
 from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.heads import TransportHead, silence
-from transship.verbs.adapt.lora import add_lora, merge_lora
-from transship.verbs.adapt.losses import soft_table, transition
+from transship.verbs.adapt.heads import HeadShape, Predictor, silence
 from transship.verbs.adapt.measure import COLLAPSED
+from transship.verbs.adapt.metrics import Metric
 from transship.verbs.adapt.problem import Problem
 from transship.verbs.adapt.session import Session
 from transship.verbs.adapt.settings import Settings
+from transship.verbs.adapt.source import Source
 from transship.verbs.adapt.splitting import Split
-from transship.verbs.adapt.training import Budget, Trainer
+from transship.verbs.adapt.stage_one import StageOne
+from transship.verbs.adapt.stage_two import Budget, StageTwo
+from transship.verbs.adapt.training import Trainer
+from transship.verbs.adapt.ways import Way, standard_error, ways_of
 
 Watch = Callable[[str, int, int], None]
 
@@ -44,7 +48,7 @@ def adapt(
     """Fit on raw rows; everything that can be wrong with them is said before anything is trained.
 
     `compare` runs the raw baselines on the validation rows first; `seen` takes (what, done, total) as the
-    work goes on, `tell` lines for the user.
+    work goes on, `tell` lines for the user. Stage 1 runs once, whatever stage 2 chooses.
     """
     problem = Problem.read(X, y, settings)
     found = parts.opened(problem)
@@ -52,7 +56,7 @@ def adapt(
     for one in problem.raw:
         metric = problem.metric.name
         tell(f"raw baseline {one.name}: validation {metric} {one.validation:.4f} in {one.seconds:.1f} s")
-    fit = _Fit(problem, found, _watcher(settings, seen))
+    fit = _Fit(problem, found, _watcher(settings, seen), tell)
     fit.stage_one()
     fit.stage_two()
     return fit.finish(), problem.split
@@ -61,25 +65,29 @@ def adapt(
 class _Fit:
     """One fit: what it is made of, and how far it is."""
 
-    def __init__(self, problem: Problem, found: parts.Opened, watch: Watch) -> None:
-        self.problem, self.seconds = problem, dict[str, float]()
+    def __init__(
+        self, problem: Problem, found: parts.Opened, watch: Watch, tell: Callable[[str], None]
+    ) -> None:
+        self.problem, self.tell, self.seconds = problem, tell, dict[str, float]()
         self.phases = [phase for phase in problem.method.phases() if phase.steps]
         settings, method = problem.settings, problem.method
-        self.backbone, backbone, shape = found.backbone, found.backbone, found.shape
+        self.backbone, backbone, self.shape = found.backbone, found.backbone, found.shape
         with self._timed("proxy"):
             source = parts.source_of(settings, found, watch)
         accelerator = parts.accelerator_of(settings)
-        head_shape = parts.head_shape_of(problem, backbone, shape, source)
-        network = parts.network_of(backbone, shape, head_shape, method, settings.seed).to(accelerator.device)
+        # label transport begins where stage 1 ends, so that stage 1 is the same for all ways
+        head_shape = self._head_shape("pooled" if settings.predictor == "pooled" else "linear", source)
+        network = parts.network_of(backbone, self.shape, head_shape, method, settings.seed)
+        network.embedder.look_at(problem.train.inputs)
+        network.to(accelerator.device)
         if problem.base is not None:
             silence(network.head)
         self.bench = _bench(problem, network, backbone, source, accelerator.device)
         work = None if settings.work is None else Path(settings.work)
         self.session = Session(work, self._key(), every=settings.checkpoint_seconds)
-        self.trainer = Trainer(
-            self.bench, accelerator, self.session, log_every=settings.log_every, watch=watch
-        )
+        self.trainer = Trainer(self.bench, accelerator, self.session, watch=watch)
         self.budget = _budget(settings, len(problem.train))
+        self.way = Way()
         self.adapted = Adapted(
             problem.inputs,
             problem.targets,
@@ -92,35 +100,39 @@ class _Fit:
         )
 
     def stage_one(self) -> None:
-        """Train φ by the method's phases, and begin Λ from the table that they end with."""
+        """Train φ by the method's phases."""
         with self._timed("stage1"):
-            self.trainer.stage_one(self.phases)
-            _start_head(self.bench)
+            StageOne(self.trainer, log_every=self.problem.settings.log_every).run(self.phases)
 
     def stage_two(self) -> None:
-        """Train what the method trains on the targets."""
-        settings, method, network = self.problem.settings, self.problem.method, self.bench.network
+        """Train what the method trains on the targets, in the way that is told or validation chooses."""
+        problem, network = self.problem, self.bench.network
+        judge = _Judge(self.adapted, problem.metric, problem.held_truth, problem.settings.seed)
+        stage = StageTwo(
+            self.trainer,
+            problem.method,
+            self.budget,
+            judge,
+            self._head,
+            first=len(self.phases),
+            tell=self.tell,
+        )
         with self._timed("stage2"):
-            if settings.lora_rank and "body" in method.trains:
-                add_lora(network.body, settings.lora_rank, derive_seed(settings.seed, "lora"))
-            self.trainer.stage_two(
-                len(self.phases),
-                self.budget,
-                method.trains - {"embedder"} if settings.freeze_embedder else method.trains,
-                method.objective(),
-                lambda outputs: self.adapted.score(outputs.numpy(), self.problem.held_truth),
-            )
-            merge_lora(network.body)
+            self.way = stage.run(ways_of(problem.settings, problem.method, problem.targets.task))
+        self.adapted.head_shape = self._head_shape(self.way.predictor, self.bench.source)
         for parameter in network.parameters():
             parameter.requires_grad_(False)
+        if self.bench.source is not None:
+            self.trainer.snapshot("stage 2")
 
     def finish(self) -> Adapted:
         """Measure on the rows held out, and return the model with all that is known of it."""
-        notes = [*self.trainer.notes, *_collapse(self.trainer.log)]
+        ledger = self.trainer.ledger
+        notes = [*ledger.notes, *_collapse(ledger.log)]
         for note in notes:
             warnings.warn(note, TransshipWarning, stacklevel=3)
         adapted, problem = self.adapted, self.problem
-        adapted.seconds, adapted.snapshots = self.seconds, self.trainer.snapshots
+        adapted.seconds, adapted.snapshots = self.seconds, ledger.snapshots
         validation = adapted.evaluate(problem.split.held_inputs, problem.split.held_targets)
         raw = [
             {"name": one.name, "validation": one.validation, "seconds": one.seconds} for one in problem.raw
@@ -133,6 +145,15 @@ class _Fit:
         }
         self.session.clear()
         return adapted
+
+    def _head_shape(self, predictor: Predictor, source: Source | None) -> HeadShape:
+        return parts.head_shape_of(self.problem, predictor, self.backbone, self.shape, source)
+
+    def _head(self, way: Way) -> nn.Module | None:
+        """Return a new head where the way has another one than stage 1."""
+        if way.predictor != "transport":
+            return None
+        return parts.head_of(self._head_shape("transport", self.bench.source), self.problem.settings.seed)
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -149,7 +170,7 @@ class _Fit:
         return hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
 
     def _about(self, notes: list[str]) -> dict[str, Any]:
-        problem, settings = self.problem, self.problem.settings
+        problem, settings, ledger = self.problem, self.problem.settings, self.trainer.ledger
         return {
             "metric": problem.metric.name,
             "loss": problem.loss.name,
@@ -161,11 +182,35 @@ class _Fit:
             "budget": vars(self.budget),
             "rows": {"train": len(problem.split.inputs), "validation": len(problem.split.held_inputs)},
             "data": problem.data_hash,
-            "stage1": self.trainer.log,
-            "history": self.trainer.history,
+            "stage1": ledger.log,
+            "history": ledger.history,
+            "way": self.way.told(),
+            "ways": ledger.race,
             "notes": notes,
             "seed": settings.seed,
         }
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """The metric on the validation rows."""
+
+    adapted: Adapted
+    metric: Metric
+    truth: Any
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return self.metric.name
+
+    def score(self, outputs: Tensor) -> float:
+        return self.adapted.score(outputs.numpy(), self.truth)
+
+    def noise(self, outputs: Tensor) -> float:
+        made = outputs.numpy()
+        prediction, scores = self.adapted.as_prediction(made), self.adapted.targets.scores(made)
+        return standard_error(self.metric, self.truth, prediction, scores, self.seed)
 
 
 def _bench(problem: Problem, network: Any, backbone: Any, source: Any, device: Any) -> Bench:
@@ -183,17 +228,6 @@ def _bench(problem: Problem, network: Any, backbone: Any, source: Any, device: A
         problem.settings.seed,
         device,
     )
-
-
-def _start_head(bench: Bench) -> None:
-    """Begin Λ from the table of stage 1."""
-    head = bench.network.head
-    if isinstance(head, TransportHead):
-        source = bench.known
-        made = bench.views(bench.train).source
-        assert made is not None
-        plan = transition(soft_table(made, bench.train.codes, bench.classes), 1e-2)
-        head.start(source.weight, source.bias, plan)
 
 
 def batch_rows(asked: int | str, rows: int) -> int:
@@ -218,6 +252,7 @@ def _budget(settings: Settings, rows: int) -> Budget:
         settings.clip,
         settings.patience,
         settings.select,
+        settings.lora_rank,
     )
 
 

@@ -28,12 +28,26 @@ def add_lora(body: nn.Module, rank: int, seed: int) -> None:
 @torch.no_grad()
 def merge_lora(body: nn.Module) -> None:
     """Add the factors into the weights and take them out."""
-    for parent in list(body.modules()):
-        for name, part in list(parent.named_children()):
-            layer: Any = part
-            if hasattr(layer, "lora_A") and hasattr(layer, "get_base_layer"):
-                layer.merge()
-                setattr(parent, name, layer.get_base_layer())
+    for _, _, layer in _factored(body):
+        layer.merge()
+    drop_lora(body)
 
 
-__all__ = ["add_lora", "merge_lora"]
+def drop_lora(body: nn.Module) -> None:
+    """Take the factors out; unless they were merged, the weights are what they were without them."""
+    for parent, name, layer in _factored(body):
+        setattr(parent, name, layer.get_base_layer())
+    if hasattr(body, "peft_config"):
+        del body.peft_config  # peft would take the next factors for further ones
+
+
+def _factored(body: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    return [
+        (parent, name, part)
+        for parent in body.modules()
+        for name, part in parent.named_children()
+        if hasattr(part, "lora_A") and hasattr(part, "get_base_layer")
+    ]
+
+
+__all__ = ["add_lora", "drop_lora", "merge_lora"]

@@ -23,10 +23,11 @@ from transship.verbs.adapt.adapted import Adapted
 Array = np.ndarray[Any, Any]
 POINTS = 300  # per cloud: what a browser draws and t-SNE finishes at once
 TITLES = {
-    "start": "random embedder (NFT)",
+    "start": "before stage 1: the untrained embedder, from which naive fine-tuning would start",
     "fa": "after FA",
     "fld": "after FA, then FLD",
     "fa+fld": "after FA + FLD",
+    "stage 2": "after stage 2: the model's own embedder",
 }
 
 
@@ -46,7 +47,8 @@ def fit_page(adapted: Adapted, command: str = "") -> Page:
         sections.append(Section("Stage 1", _stage_one(about)))
         sections.append(Section("Semantic gap and error", _gap(adapted)))
     if adapted.bound is not None:
-        sections.append(Section("Bound", bound_blocks(adapted.bound)))
+        chosen_by = "validation rows, which chose the weights; the paper takes test rows (`adapt bound`)"
+        sections.append(Section("Bound", bound_blocks(adapted.bound, chosen_by)))
     if adapted.source is not None and adapted.snapshots:
         sections.append(Section("Features", _clouds(adapted)))
     if adapted.source is not None:
@@ -109,7 +111,39 @@ def _training(about: Mapping[str, Any]) -> list[Block]:
             y_title=about["metric"],
             caption="What the best weights are chosen by.",
         ),
+        *_ways(about),
     ]
+
+
+def _ways(about: Mapping[str, Any]) -> list[Block]:
+    """Return what was tried for stage 2, where validation chose."""
+    tried, taken = about.get("ways") or {}, about.get("way")
+    rows = [
+        [
+            name,
+            row["early"],
+            row.get("early_error"),
+            row.get("validation"),
+            row.get("error"),
+            "taken" if {key: row[key] for key in taken or {}} == taken else "",
+        ]
+        for name, row in tried.items()
+    ]
+    if not rows:
+        return []
+    columns: list[str | Column] = [
+        "stage 2",
+        Column("early", 4, "min", help="after a quarter of the passes"),
+        Column("± early", 4, help="one standard error of the default way's figure"),
+        Column("at the end", 4, "min"),
+        Column("± at the end", 4, help="one standard error of the default way's figure"),
+        "",
+    ]
+    words = (
+        f"Ways of stage 2 by validation {about['metric']}. Another way than the default is trained to its "
+        "end if it leads by more than a standard error early, and taken if it leads by as much at the end."
+    )
+    return [Table(columns, rows, words, sortable=False)]
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
@@ -191,14 +225,14 @@ def _gap(adapted: Adapted) -> list[Block]:
             x_title="semantic gap: ω·W₁ + FLD (nats)",
             y_title="error of a probe on validation rows",
             labels={"stage 1": names},
-            caption="The path of stage 1: the gap, and the error of a ridge probe on the frozen body.",
-        )
+            caption=(
+                "The path of stage 1: the gap, and the error of a ridge probe on the frozen body. The "
+                "paper's Fig. 3 has the error of the fine-tuned model, for which `--path` fits again."
+            ),
+        ),
+        *_correlation(gap, error, "the probe's error, points of one run"),
+        *_path(adapted.about),
     ]
-    if len(rows) > 2 and np.std(gap) > 0 and np.std(error) > 0:
-        found = float(np.corrcoef(gap, error)[0, 1])
-        blocks.append(
-            Text(f"Pearson correlation along the path: **{found:.3f}** over {len(rows)} points of one run.")
-        )
     points = adapted.about.get("sensitivity", [])
     if points:
         blocks.append(
@@ -213,8 +247,41 @@ def _gap(adapted: Adapted) -> list[Block]:
     return blocks
 
 
-def bound_blocks(found: Any) -> list[Block]:
-    """Return the terms of Theorem 7 as stacked bars, with their estimators and caveats."""
+def _path(about: Mapping[str, Any]) -> list[Block]:
+    """Return Fig. 3 and Fig. 2 (d): errors of models fitted from points along stage 1."""
+    points = about.get("path", [])
+    if not points:
+        return []
+    gap, error = [one["gap"] for one in points], [one["validation"] for one in points]
+    names = [one["name"] for one in points]
+    metric = about["metric"]
+    return [
+        figures.scatter(
+            {"fitted models": (gap, error)},
+            x_title="semantic gap where stage 1 ends: ω·W₁ + FLD (nats)",
+            y_title=f"validation {metric} after stage 2",
+            labels={"fitted models": names},
+            caption="Target error against semantic gap (Fig. 3): a whole fit per point, same seed.",
+        ),
+        *_correlation(gap, error, "the target error, a whole fit each"),
+        Table(
+            ["stage 1", Column("semantic gap", 3), Column(metric, 4, "min")],
+            [list(row) for row in zip(names, gap, error, strict=True)],
+            "The same figures (Fig. 2 d): without stage 1, with part of it, and with all.",
+            sortable=False,
+        ),
+    ]
+
+
+def _correlation(gap: Sequence[float], error: Sequence[float], what: str) -> list[Block]:
+    if len(gap) < 3 or not np.std(gap) > 0 or not np.std(error) > 0:
+        return []
+    found = float(np.corrcoef(gap, error)[0, 1])
+    return [Text(f"Pearson correlation of gap and error: **{found:.3f}** over {len(gap)} points ({what}).")]
+
+
+def bound_blocks(found: Any, which: str = "held-out rows") -> list[Block]:
+    """Return the terms of Theorem 7 as stacked bars (Fig. 5), with their estimators and caveats."""
     series = {name: [value, None] for name, value in found.bars().items()}
     series["target error"] = [None, found.err_target]
     bars = figures.bars(
@@ -223,7 +290,7 @@ def bound_blocks(found: Any) -> list[Block]:
         label_title="",
         value_title="nats",
         stacked=True,
-        caption=f"Theorem 7 on {found.rows} held-out rows: its terms, stacked, and the error they bound.",
+        caption=f"Theorem 7, its terms stacked, and the error they bound, on {found.rows} {which}.",
     )
     verdict = "holds" if found.holds else "does not hold"
     rows = [
@@ -231,6 +298,7 @@ def bound_blocks(found: Any) -> list[Block]:
         ["sum with the measured gradient norm", found.total_measured],
         ["sum with greedy couplings for FLD", found.total_greedy],
         ["target error", found.err_target],
+        ["gap as a share of the sum", found.gap],
         ["ω", found.omega],
         ["measured gradient norm, 99 %", found.lipschitz],
         ["W₁, target to source", found.distance],
@@ -239,7 +307,7 @@ def bound_blocks(found: Any) -> list[Block]:
     return [
         Text(f"The inequality {verdict}: {found.err_target:.3f} against {found.total:.3f} nats."),
         bars,
-        Table(["figure", Column("nats", 3)], rows, "Sums and what they are made of.", sortable=False),
+        Table(["figure", Column("value", 3)], rows, "Sums (nats) and what they are made of.", sortable=False),
         Table(
             ["term", "estimator"],
             [list(pair) for pair in found.estimators.items()],
@@ -256,16 +324,21 @@ def _clouds(adapted: Adapted) -> list[Block]:
     assert adapted.source is not None
     every = max(1, len(adapted.source.features) // POINTS)
     source = adapted.source.features[::every][:POINTS].numpy()
-    clouds = {name: value[:POINTS].numpy() for name, value in adapted.snapshots.items()}
+    clouds = {
+        TITLES.get(name, f"after {name}"): value[:POINTS].numpy() for name, value in adapted.snapshots.items()
+    }
+    errors = {one["name"]: one["validation"] for one in adapted.about.get("path", [])}
+    for name, value in adapted.path_clouds.items():
+        figure = f"validation {adapted.about['metric']} {errors[name]:.4f}"
+        clouds[f"after stage 2 of a fit of its own ({name}), {figure}"] = value[:POINTS].numpy()
     stacked = np.concatenate([source, *clouds.values()])
     perplexity = min(30.0, (len(stacked) - 1) / 3)
     plane = TSNE(perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(stacked)
     first, blocks, start = plane[: len(source)], [], len(source)
-    for name, rows in clouds.items():
+    for title, rows in clouds.items():
         part = plane[start : start + len(rows)]
         start += len(rows)
         groups = {"source": _xy(first), "target": _xy(part)}
-        title = TITLES.get(name, f"after {name}")
         blocks.append(
             figures.scatter(
                 groups,

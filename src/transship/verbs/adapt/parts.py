@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from transship import parallel
 from transship.data import Dataset, find_model
 from transship.numerics import derive_seed
 from transship.verbs.adapt.backbone import Backbone, open_backbone
 from transship.verbs.adapt.embedders import Shape, shape_for
-from transship.verbs.adapt.heads import HeadShape
+from transship.verbs.adapt.heads import HeadShape, Predictor
 from transship.verbs.adapt.network import Network, new_embedder
 from transship.verbs.adapt.problem import Problem
 from transship.verbs.adapt.protocol import AdaptMethod
@@ -70,12 +71,13 @@ def source_of(settings: Settings, found: Opened, watch: Callable[[str, int, int]
     )
 
 
-def head_shape_of(problem: Problem, backbone: Backbone, shape: Shape, source: Source | None) -> HeadShape:
-    """Return what the head is built from."""
-    settings, targets, grid = problem.settings, problem.targets, shape.grid
+def head_shape_of(
+    problem: Problem, predictor: Predictor, backbone: Backbone, shape: Shape, source: Source | None
+) -> HeadShape:
+    """Return what a head of that kind is built from."""
+    targets, grid = problem.targets, shape.grid
     for _ in range(len(getattr(backbone.loaded.config, "depths", None) or [0]) - 1):
         grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # a Swin merges pairs of rows and columns between stages
-    predictor: Any = settings.predictor  # `auto` was replaced before
     return HeadShape(
         predictor,
         backbone.width_out,
@@ -83,8 +85,15 @@ def head_shape_of(problem: Problem, backbone: Backbone, shape: Shape, source: So
         targets.size,
         grid,
         shape.prefix,
-        source.classes if source is not None and settings.predictor == "transport" else 0,
+        source.classes if source is not None and predictor == "transport" else 0,
     )
+
+
+def head_of(shape: HeadShape, seed: int) -> nn.Module:
+    """Return a head as it starts."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "head"))
+        return shape.build()
 
 
 def embedder_shape_of(problem: Problem, backbone: Backbone) -> Shape:
@@ -101,21 +110,20 @@ def network_of(
     theta, pretrained = backbone.theta, method.pretrained
     embedder = new_embedder(shape, theta, derive_seed(seed, "embedder"), pretrained=pretrained)
     body = backbone.body() if pretrained else backbone.scratch_body(derive_seed(seed, "body"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "head"))
-        head = head_shape.build()
-    return Network(embedder, body, head)
+    return Network(embedder, body, head_of(head_shape, seed))
 
 
 def accelerator_of(settings: Settings) -> Any:
     """Return accelerate's handle on the device, the precision and the other processes."""
-    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
 
-    # accelerate keeps one state per process, and a second fit may want another precision
-    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != settings.precision:
-        AcceleratorState._reset_state(reset_partial_state=False)
     parallel.join()
+    told = None if settings.device == "auto" else torch.device(settings.device)
+    # accelerate keeps one state per process, and a second fit may want another precision or device
+    AcceleratorState._reset_state(reset_partial_state=parallel.size() == 1)
     # of several processes accelerate finds a CPU's only when told that there is nothing else
-    cpu = settings.device == "cpu" or not torch.accelerator.is_available()
+    cpu = not torch.accelerator.is_available() if told is None else told.type == "cpu"
+    if told is not None and parallel.size() == 1:
+        PartialState(cpu=cpu).device = told  # it has no argument for one device of several
     return Accelerator(cpu=cpu, mixed_precision=settings.precision)

@@ -167,7 +167,7 @@ def _check_predictor(settings: Settings, targets: Targets, method: AdaptMethod) 
             where="predictor",
             fix="choose linear, or the method recraft or fa",
         )
-    if settings.predictor != "linear" and settings.base != "none":
+    if settings.predictor in ("transport", "pooled") and settings.base != "none":
         raise OptionError(
             "a base goes with a linear head", where="base", fix="choose predictor linear, or base none"
         )

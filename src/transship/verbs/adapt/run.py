@@ -21,6 +21,7 @@ from transship.verbs.adapt.estimator import Recraft
 from transship.verbs.adapt.needs import bounding_bytes, fitting_bytes, predicting_bytes
 from transship.verbs.adapt.protocol import AdaptMethod
 from transship.verbs.adapt.reading import Rows, read_rows, read_validation
+from transship.verbs.adapt.settings import COMMAND
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +47,8 @@ class Fitted:
             "validation",
             "baselines",
             "advice",
+            "way",
+            "ways",
             "notes",
             "data",
         )
@@ -94,8 +97,8 @@ def fit(
     elif "validation" in found.split_sizes:
         other, _ = read_rows(reference, **columns, split="validation")
         held = (other.inputs, other.targets)
-    if compare and parameters.get("predictor", "linear") == "linear":
-        parameters.setdefault("base", "auto")
+    if compare and parameters.get("predictor", "auto") in ("linear", "auto"):
+        parameters = {**COMMAND, **parameters}
     if memory is not None and memory.limit is not None:
         instead = "pass a smaller --batch-size with --accumulation"
         memory.require(fitting_bytes(rows.inputs, parameters), f"adapting {parameters['backbone']}", instead)
@@ -175,7 +178,7 @@ def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
     """Return the ω of `--sensitivity`; refuse what is none, and methods in which ω decides nothing."""
     name = str(parameters.get("method", "recraft"))
     method: AdaptMethod = build_method("adapt", name, parameters.get("method_options"))
-    if not method.uses_omega and parameters.get("predictor", "linear") not in ("transport", "auto"):
+    if not method.uses_omega and parameters.get("predictor", "auto") != "transport":
         raise OptionError(
             f"ω decides nothing in {name}: every fit would be the same",
             where="--sensitivity",
@@ -196,14 +199,73 @@ def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
 
 
 def sensitivity(fitted: Fitted, omegas: Sequence[float], *, seen: Any = None) -> list[tuple[float, float]]:
-    """Fit again with each ω; return (ω, validation metric) pairs, Fig. 6."""
+    """Fit again with each ω, in the same way of stage 2; return (ω, validation metric) pairs, Fig. 6."""
     points = []
     for omega in omegas:
-        parameters = fitted.model.get_params() | {"omega": float(omega), "work": None}
-        other = Recraft(**parameters).fit(fitted.train.inputs, fitted.train.targets, seen=seen)
+        other = _refitted(fitted, seen, omega=float(omega))
         points.append((float(omega), float(other.validation_[other.metric_])))
     fitted.model.adapted_.about["sensitivity"] = [list(point) for point in points]
     return points
+
+
+def path(fitted: Fitted, points: int, *, seen: Any = None) -> list[dict[str, Any]]:
+    """Fit again with stage 1 broken off at so many places, from none of it to all: Figs. 2 and 3.
+
+    Each fit runs the whole of stage 2, in the way of the model at hand and without a raw model under it, as
+    the paper has it; the first one is naive fine-tuning. Return for each place the semantic gap ω·W₁ + FLD
+    there, and the validation metric in the end.
+    """
+    found, clouds = [], {}
+    for options, name in broken_off(fitted.model.method, fitted.model.method_options, points):
+        other = _refitted(fitted, seen, method_options=options, base="none")
+        row, metric = other.stage1_[-1], other.metric_
+        assert other.source_ is not None
+        gap = other.source_.omega * row["w1"] + row["fld"]
+        found.append({"name": name, "gap": gap, "validation": float(other.validation_[metric])})
+        clouds[name] = other.adapted_.snapshots["stage 2"]
+    fitted.model.adapted_.about["path"] = found
+    fitted.model.adapted_.path_clouds = clouds
+    return found
+
+
+def broken_off(name: str, options: Mapping[str, Any] | None, points: int) -> list[tuple[dict[str, Any], str]]:
+    """Return options of the method with stage 1 broken off at so many places, each with its name.
+
+    Draws depend on the step and not on how many there are, so that a shorter stage 1 is the beginning of the
+    longer one.
+    """
+    method: Any = build_method("adapt", name, options)
+    if name not in ("recraft", "fa"):
+        raise OptionError(
+            f"{name} has no path of FA and FLD", where="--path", fix="leave it out, or choose recraft or fa"
+        )
+    if points < 2:
+        raise OptionError(f"it is {points}", where="--path", fix="give 2 or more")
+    first, second = method.fa_steps, getattr(method, "fld_steps", 0)
+    places = {round(place) for place in np.linspace(0, first + second, points)}
+    if second and getattr(method, "objective_order", "") == "sequence":
+        places.add(first)  # where FA ends and FLD begins
+    made = []
+    for place in sorted(places):
+        steps = {"fa_steps": min(place, first)}
+        if name == "recraft":
+            steps |= {"fld_steps": place - steps["fa_steps"], "select": False}
+        made.append(({**(options or {}), **steps}, _place_name(place, first, second)))
+    return made
+
+
+def _place_name(place: int, first: int, second: int) -> str:
+    if place == 0:
+        return "no stage 1: NFT"
+    if place == first + second:
+        return "all of stage 1"
+    return "FA" if place == first else f"{place} steps of stage 1"
+
+
+def _refitted(fitted: Fitted, seen: Any, **changes: Any) -> Recraft:
+    """Return the same fit with other parameters, in the way of stage 2 that was taken."""
+    parameters = fitted.model.get_params() | dict(fitted.model.adapted_.about["way"]) | {"work": None}
+    return Recraft(**parameters | changes).fit(fitted.train.inputs, fitted.train.targets, seen=seen)
 
 
 def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: bool = False) -> Path:
@@ -287,7 +349,9 @@ __all__ = [
     "as_json",
     "bound",
     "bound_report",
+    "broken_off",
     "fit",
+    "path",
     "predict",
     "read_omegas",
     "read_rows",

@@ -11,7 +11,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from transship import parallel
 from transship.errors import OptionError
+
+# what the command line sets otherwise than the estimator: it runs the raw baselines, and builds on the best
+COMMAND: Mapping[str, Any] = {"base": "auto"}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -28,12 +32,14 @@ class Settings:
         kind: what inputs are: series, grid, tokens (ids), tabular; `auto` goes by the number of axes.
         tokens: the most tokens that a series (or a field before a text backbone) is cut into.
         patch: samples per token, or the side of a patch; None goes by `tokens`.
-        stem: `patch`: kernels as long as a patch; `multiscale`: longer ones beside them.
+        stem: `patch`: kernels as long as a patch; `multiscale`: longer ones beside them; `rocket`: random
+            convolutions of the series, pooled in every patch.
         missing: `refuse` NaN by row, or `fill` them with the channel's mean.
         predictor: `linear` head, `transport` (Λ over source labels), `pooled` (dense, no weights), or `auto`:
-            every one that fits the task is tried, and validation chooses.
+            linear, or transport where method and task allow it and validation says so.
         base: a raw model that the network corrects: none, rocket, ridge, logistic, or `auto` (the best).
-        freeze_embedder: stage 2 leaves the embedder as stage 1 made it; `auto` tries both.
+        freeze_embedder: stage 2 leaves the embedder as stage 1 made it; `auto`: no, or yes where the method
+            allows it and validation says so.
         lora_rank: above 0, the body learns through LoRA factors of that rank.
         omega: ω, or `grid` for the smallest that keeps the source head's accuracy.
         loss: of stage 2; None for the task's usual one.
@@ -53,7 +59,7 @@ class Settings:
         validation: share of the rows to choose by, or a pair (X, y).
         log_every: steps between two rows of the stage-1 log.
         precision: no, bf16 or fp16.
-        device: `auto` for accelerate's choice, or cpu, cuda or mps.
+        device: `auto` for accelerate's choice, or a device of torch: cpu, cuda, cuda:1, mps.
         seed: of every draw.
         cache: folder of proxy caches; None for the user's cache folder.
         work: folder for checkpoints; a fit with the same arguments and data goes on there.
@@ -73,9 +79,9 @@ class Settings:
     patch: int | None = None
     stem: Any = "patch"
     missing: Any = "refuse"
-    predictor: Literal["linear", "transport", "pooled", "auto"] = "linear"
+    predictor: Literal["linear", "transport", "pooled", "auto"] = "auto"
     base: str = "none"
-    freeze_embedder: bool | str = False
+    freeze_embedder: bool | str = "auto"
     lora_rank: int = 0
     omega: float | str = "grid"
     loss: str | None = None
@@ -116,16 +122,15 @@ class Settings:
         for name in ("steps", "patch", "patience"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        if not self.learning_rate > 0:
-            raise OptionError(
-                f"it is {self.learning_rate}", where="learning_rate", fix="give a number above 0"
-            )
+        for name in ("learning_rate", "embedder_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"it is {getattr(self, name)}", where=name, fix="give a number above 0")
         _check_omega(self.omega)
         _check_device(self.device)
         for name, choices in (
             ("predictor", ("linear", "transport", "pooled", "auto")),
             ("freeze_embedder", (False, True, "auto")),
-            ("stem", ("patch", "multiscale")),
+            ("stem", ("patch", "multiscale", "rocket")),
             ("missing", ("refuse", "fill")),
             ("precision", ("no", "bf16", "fp16")),
             ("base", ("none", "auto", "rocket", "ridge", "logistic")),
@@ -158,14 +163,28 @@ def _check_omega(omega: float | str) -> None:
 
 def _check_device(device: str) -> None:
     """Refuse a device that is none or is not here: nothing falls back to the CPU in silence."""
-    if device not in ("auto", "cpu", "cuda", "mps"):
-        raise OptionError(f"there is no device '{device}'", where="device", fix="choose auto or cpu")
-    if device in ("cuda", "mps"):
-        import torch
+    if device == "auto":
+        return
+    import torch
 
-        here = torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()
-        if not here:
-            raise OptionError(f"this machine has no {device}", where="device", fix="choose auto or cpu")
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise OptionError(
+            f"there is no device '{device}'", where="device", fix="choose auto, cpu, or one such as cuda:1"
+        ) from error
+    if wanted.type == "cpu":
+        return
+    backend: Any = getattr(torch, wanted.type, None)
+    count = backend.device_count() if hasattr(backend, "device_count") else 0
+    if (wanted.index or 0) >= count:
+        raise OptionError(f"this machine has no {device}", where="device", fix="choose auto or cpu")
+    if wanted.index is not None and parallel.launched():
+        raise OptionError(
+            f"every process of a launch has a device of its own, and this is {device}",
+            where="device",
+            fix=f"choose {wanted.type}",
+        )
 
 
 def _plain(value: Any) -> Any:
@@ -179,4 +198,4 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else type(value).__name__
 
 
-__all__ = ["Settings"]
+__all__ = ["COMMAND", "Settings"]

@@ -21,7 +21,7 @@ from transship.verbs.merge.recipe.check import check_data, check_models, check_r
 from transship.verbs.merge.recipe.compute import Execution, MadeModel
 from transship.verbs.merge.recipe.configs import output_config
 from transship.verbs.merge.recipe.layout import Layout, find_layout
-from transship.verbs.merge.recipe.models import Aligned, Model, align, open_model
+from transship.verbs.merge.recipe.models import Aligned, Model, StoredModel, align, open_model
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe, parse_recipes, read_recipes
 from transship.verbs.merge.recipe.slices import find_spans
@@ -102,9 +102,9 @@ class MergePlan:
         inner = sum(plan.peak_memory - INTERPRETER for plan in self.inner)
         return INTERPRETER + self._learning + jobs * (whole + kept + widest * 4 * 4 * CHUNK + inner)
 
-    @property
+    @functools.cached_property
     def _learning(self) -> int:
-        """Return the memory of whole models that run before anything is written, without activations."""
+        """Return the memory of whole models that run before anything is written."""
         method = next((step.method for step in self.steps if step.method is not None), None)
         copies = method.copies if isinstance(method, LearnedMethod) else (2.0, 1.0)
         if self.recipe.weights is None and not isinstance(method, LearnedMethod):
@@ -113,7 +113,21 @@ class MergePlan:
             copies = (3.0, 0.0)  # the merged tensors, and one model with its own
         models = max(len(step.inputs) for step in self.steps)
         elements = sum(_elements(step) for step in self.steps)
-        return TORCH + int(4 * elements * (copies[0] + models * copies[1]))
+        return TORCH + int(4 * elements * (copies[0] + models * copies[1])) + self._activations(method)
+
+    def _activations(self, method: RecipeMethod | None) -> int:
+        """Return the most that one batch takes on its way through a model, in any of the passes."""
+        from transship.verbs.merge.recipe.running import HEAD_BATCH, TRIAL_BATCH, Pass, activation_bytes
+
+        passes = [Pass(method.at_once, method.all_blocks)] if isinstance(method, LearnedMethod) else []
+        passes += [Pass(TRIAL_BATCH)] if self.recipe.weights is not None else []
+        passes += [Pass(HEAD_BATCH)] if self.recipe.fits_heads else []
+        found = [
+            activation_bytes(model.model, rule, passes)
+            for reference, model in self.models.items()
+            if isinstance(model.model, StoredModel) and (rule := self.recipe.data_of(reference))
+        ]
+        return max(found, default=0)
 
     @property
     def largest_output(self) -> int:

@@ -2,6 +2,7 @@
 touched.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +58,20 @@ def as_dataset(data: Any) -> Dataset:
         return load(str(data))
     if isinstance(data, np.ndarray | Tensor):
         return wrap(np.asarray(data), kind="array", name="arrays in memory")
+    if data is None:
+        raise DataError("there is none", where="data", fix="give inputs of the task")
     rows = list(data)
     if rows and isinstance(rows[0], str):
         return wrap(rows, kind="text", name="texts in memory")
     if rows and is_text_pair(rows[0]):
         return wrap(rows, kind="pair", name="pairs of texts in memory")
     if rows and isinstance(rows[0], np.ndarray | Tensor):
+        shapes = {tuple(np.shape(row)) for row in rows}
+        if len(shapes) > 1:
+            named = " and ".join(str(list(shape)) for shape in sorted(shapes)[:2])
+            raise DataError(
+                f"its arrays have shapes {named}", where="arrays in memory", fix="give arrays of one shape"
+            )
         return wrap(np.stack([np.asarray(row) for row in rows]), kind="array", name="arrays in memory")
     return wrap(rows, kind="image", name="images in memory")
 
@@ -85,8 +94,9 @@ def draw(
     train = _train_part(dataset)
     count = batches * batch_size
     if shots is not None:
-        chosen = train.per_class(shots, seed=seed, allow_fewer=True)
-        rows = np.flatnonzero(np.isin(train.ids, chosen.ids)) if train.has_ids else _rows_of(train, chosen)
+        # by place: ids of the data need not tell rows apart
+        places = dataclasses.replace(train, ids=np.arange(len(train)), has_ids=False)
+        rows = places.per_class(shots, seed=seed, allow_fewer=True).ids
     else:
         rows = _order(len(train), seed)[:count]
     left = np.setdiff1d(np.arange(len(train)), rows)
@@ -127,11 +137,6 @@ def draw_kept(keep: Any, head_inputs: int, batch_size: int, seed: int) -> Sequen
 
 def _order(count: int, seed: int) -> Any:
     return np.random.default_rng(derive_seed(seed, "calibration")).permutation(count)
-
-
-def _rows_of(train: Dataset, chosen: Dataset) -> Any:
-    known = {str(key): row for row, key in enumerate(train.ids)}
-    return np.array([known[str(key)] for key in chosen.ids])
 
 
 def _train_part(dataset: Dataset) -> Dataset:

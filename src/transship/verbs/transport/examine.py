@@ -8,52 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from transship.activations.readout import Reading, Readout, Task
 from transship.checkpoints.card import Input
-from transship.data import Dataset
-from transship.data.rows import row_digest
 from transship.errors import DataError, OptionError
-from transship.verbs.transport.calibrate import as_dataset, draw_kept
+from transship.verbs.transport.calibrate import draw_kept
 from transship.verbs.transport.evaluate import probe, reuse_head
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.judge import Choice, agreement
-from transship.verbs.transport.labels import as_classes, as_outputs
+from transship.verbs.transport.labelled import Known, Labelled, labelled
+from transship.verbs.transport.labels import as_outputs
 from transship.verbs.transport.measured import Measured, Row
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.result import Result
 from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.token_judge import read_tokens
 from transship.verbs.transport.warm import WarmStart, milestones, warm_start
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work
-
-
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """Labelled rows, with their labels as each head numbers its outputs.
-
-    Attributes:
-        name: of the data.
-        fingerprint: of the data.
-        inputs: raw.
-        known: labels as the calibration data numbers its classes, for a probe; or why there are none.
-        tuned: labels as the fine-tuned source's head numbers them; or why they are none of its outputs.
-        target: likewise for the target's own head.
-        left_out: rows that were dropped because something was chosen or fitted on them.
-    """
-
-    name: str
-    fingerprint: str
-    inputs: Sequence[Any]
-    known: Tensor | str
-    tuned: Tensor | str
-    target: Tensor | str
-    left_out: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +47,7 @@ class Examination:
 
     test: Labelled | None = None
     original: Labelled | None = None
+    train: Known | None = None
     keep: Any = None
     warm_steps: int = 0
 
@@ -85,18 +62,14 @@ class Examination:
             )
         if test is None and original is None:
             return cls()
-        if work.task in ("tokens", "language"):
-            raise OptionError(
-                "the fine-tune answers for every token, and test data has one label per row",
-                where="--test" if test is not None else "--original",
-                fix="leave it out, and measure the result with the tools of its task",
-            )
+        _check_task(work, "--test" if test is not None else "--original", warm_steps)
         settings, draws = work.settings, work.draws
-        found = known = None
+        train = Known.of(work)
+        found = old = None
         if test is not None:
             used = [draws.calibration, draws.head, draws.held_out]
             used += [] if draws.validation is None else [draws.validation]
-            found = _labelled(work, test, "--test", used)
+            found = labelled(work, train, test, "--test", used)
             if all(isinstance(one, str) for one in (found.known, found.tuned, found.target)):
                 raise DataError(
                     f"nothing can be measured on it: {found.tuned}, and {found.known}",
@@ -107,16 +80,16 @@ class Examination:
             used = []
             if keep is not None:
                 used = [draw_kept(keep, settings.head_inputs, settings.batch_size, settings.seed)]
-            known = _labelled(work, original, "--original", used)
-            if isinstance(known.target, str):
+            old = labelled(work, train, original, "--original", used)
+            if isinstance(old.target, str):
                 raise DataError(
-                    f"its labels say nothing about TARGET: {known.target}",
-                    where=known.name,
+                    f"its labels say nothing about TARGET: {old.target}",
+                    where=old.name,
                     fix="give data that TARGET's own head was trained for, or leave --original out",
                 )
         if found is not None and warm_steps:
             _check_warm(found, work)
-        return cls(found, known, keep, warm_steps)
+        return cls(found, old, train, keep, warm_steps)
 
     def measured(self, work: "Work", result: Result) -> Result:
         """Return the result with the table of the fine-tuned source, the untouched and the transported
@@ -148,15 +121,15 @@ class Examination:
         return dataclasses.replace(result, measured=table, inputs=[*result.inputs, *self._inputs()])
 
     def _count(self) -> int:
-        return sum(len(one.inputs) for one in (self.test, self.original) if one is not None)
+        return sum(len(one) for one in (self.test, self.original) if one is not None)
 
     def _read(self, work: "Work", readout: Readout, number: int) -> _Read:
         if work.progress is not None:
             work.progress("test", number * self._count(), 3 * self._count())
         size = work.settings.batch_size
-        test = None if self.test is None else readout.all(self.test.inputs, size)
-        train = None if self.test is None else readout.all(work.draws.calibration, size)
-        return _Read(test, train, None if self.original is None else readout.all(self.original.inputs, size))
+        test = None if self.test is None else self.test.read(readout, size)
+        train = None if self.test is None or self.train is None else self.train.read(readout, size)
+        return _Read(test, train, None if self.original is None else self.original.read(readout, size))
 
     def _row(self, model: str, work: "Work", said: _Read, whose: str) -> Row:
         """Return a model's own head and its probe."""
@@ -164,10 +137,11 @@ class Examination:
         if self.test is not None and said.test is not None and said.train is not None:
             own = _score(said.test.outputs, getattr(self.test, whose))
             probed = None
-            labels = work.draws.calibration_labels
-            if isinstance(self.test.known, Tensor) and labels is not None:
-                classes = len(work.draws.label_names) or None
-                made = probe(said.train.features, labels, said.test.features, classes)
+            if isinstance(self.test.known, Tensor):
+                assert self.train is not None
+                assert isinstance(self.train.labels, Tensor)
+                classes = len(self.train.names) or None
+                made = probe(said.train.features, self.train.labels, said.test.features, classes)
                 probed = _score(made, self.test.known)
             row = dataclasses.replace(row, own_head=own, probe=probed)
         if self.original is not None and said.original is not None:
@@ -232,18 +206,23 @@ class Examination:
             tuple(rows),
             "rank correlation" if values else "accuracy",
             None if test is None else test.name,
-            0 if test is None else len(test.inputs),
+            0 if test is None else len(test),
             None if original is None else original.name,
-            0 if original is None else len(original.inputs),
-            len(work.draws.calibration) if test is not None and isinstance(test.known, Tensor) else 0,
+            0 if original is None else len(original),
+            self._probe_labels(),
             tuple(self._notes(head)),
+            unit="rows" if first.words is None else "words",
         )
+
+    def _probe_labels(self) -> int:
+        if self.test is None or self.train is None or isinstance(self.test.known, str):
+            return 0
+        return len(self.train.labels)
 
     def _notes(self, head: CarriedHead | None) -> Sequence[str]:
         notes = []
         for one in (self.test, self.original):
-            if one is not None and one.left_out:
-                notes.append(f"{one.left_out} rows of {one.name} were left out: something was fitted on them")
+            notes += [] if one is None else one.notes()
         if self.test is not None:
             for what, found in (
                 ("the fine-tune's head was", self.test.tuned),
@@ -263,33 +242,27 @@ class Examination:
         return [Input(role, one.name, one.fingerprint) for role, one in given if one is not None]
 
 
-def _labelled(work: "Work", data: Any, option: str, used: Sequence[Sequence[Any]]) -> Labelled:
-    """Return the rows that may be measured on: of the test split where there is one, none that was used."""
-    dataset = _held_back(as_dataset(data), option)
-    if dataset.labels is None:
-        raise DataError(
-            "it has no labels to measure against", where=dataset.name, fix=f"give labelled data to {option}"
+def _check_task(work: "Work", option: str, warm_steps: int) -> None:
+    """Refuse fine-tunes whose answers no label can be held against."""
+    spans = "QuestionAnswering" in type(work.said.loaded.model).__name__
+    if work.task == "language" or spans:
+        answers = "with a piece of the text" if spans else "for every token of a vocabulary"
+        raise OptionError(
+            f"the fine-tune answers {answers}, and labels are classes or values",
+            where=option,
+            fix="leave it out, and measure the result with the tools of its task",
         )
-    seen = {row_digest(rows, row) for rows in used for row in range(len(rows))}
-    fresh = [row for row in range(len(dataset)) if row_digest(dataset.inputs, row) not in seen]
-    if not fresh:
-        raise DataError(
-            "every row of it was used to fit or to choose something",
-            where=dataset.name,
-            fix=f"give {option} rows that are not in --data" if option == "--test" else "give other rows",
+    if work.task != "tokens":
+        return
+    if warm_steps:
+        raise OptionError(
+            "it is for one label per row, and the fine-tune answers for every word",
+            where="--warm-start",
+            fix="leave it out",
         )
-    rows = dataset.subset(np.array(fresh))
-    labels, names = torch.as_tensor(rows.labels), dataset.label_names
-    target = Readout(work.target.model)
-    return Labelled(
-        dataset.name,
-        dataset.fingerprint(),
-        rows.inputs,  # type: ignore[arg-type]
-        _known(work, labels, names),
-        as_outputs(labels, names, work.said, "fine-tune", partly=True),
-        as_outputs(labels, names, target, "target", partly=True),
-        len(dataset) - len(fresh),
-    )
+    with torch.no_grad():  # a target that cannot be read token by token is known by one input
+        target = work.target.model
+        read_tokens(Readout(target), target.preprocess([work.draws.calibration[0]]))
 
 
 def _check_warm(test: Labelled, work: "Work") -> None:
@@ -315,29 +288,6 @@ def _new_head(target: Readout, inputs: Sequence[Any], classes: int) -> nn.Linear
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
-
-
-def _known(work: "Work", labels: Tensor, names: tuple[str, ...]) -> Tensor | str:
-    draws = work.draws
-    if draws.calibration_labels is None:
-        return f"{draws.name} has no labels"
-    if draws.calibration_labels.dtype.is_floating_point != labels.dtype.is_floating_point:
-        return f"{draws.name} has other labels"
-    found = as_classes(labels, names, draws.label_names)
-    return f"{draws.name} has no class '{found}'" if isinstance(found, str) else found
-
-
-def _held_back(dataset: Dataset, option: str) -> Dataset:
-    if dataset.splits is None:
-        return dataset
-    for name in ("test", "validation"):
-        if name in dataset.split_sizes:
-            return dataset.split(name)
-    raise DataError(
-        f"it has only {', '.join(dataset.split_sizes)} rows",
-        where=dataset.name,
-        fix=f"give {option} data with a test split, or without splits",
-    )
 
 
 def _score(outputs: Tensor | None, labels: Tensor | str) -> float | None:

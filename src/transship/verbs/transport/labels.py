@@ -22,19 +22,27 @@ def validation_labels(draws: Draws, tuned: Readout) -> Tensor | str | None:
 
 
 def as_outputs(
-    labels: Tensor, names: tuple[str, ...], head: Readout, who: str, *, partly: bool = False
+    labels: Tensor,
+    names: tuple[str, ...],
+    head: Readout,
+    who: str,
+    *,
+    partly: bool = False,
+    per_word: bool = False,
 ) -> Tensor | str:
     """Return labels as a model numbers its outputs, or why they are none of them.
 
     Classes meet by name where both sides have names, whatever their order, and by number otherwise; with
-    `partly`, numbers may stand for the first of the model's classes.
+    `partly`, numbers may stand for the first of the model's classes. Labels `per_word` are for heads that
+    answer for every token.
     """
-    if head.task == "values":
+    if head.task == "values" and not per_word:
         return (
             labels if labels.dtype.is_floating_point else f"the {who} gives values, and the data has classes"
         )
-    if head.task != "classes":
-        return f"the {who} has no head" if head.task == "features" else f"the {who} answers per token"
+    if head.task != ("tokens" if per_word else "classes"):
+        unit = "token" if head.task in ("tokens", "language") else "text"
+        return f"the {who} has no head" if head.task == "features" else f"the {who} answers per {unit}"
     if labels.dtype.is_floating_point:
         return f"the {who} tells classes apart, and the data has values"
     if _unnamed(names) or _unnamed(head.label_names):

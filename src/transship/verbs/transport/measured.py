@@ -40,12 +40,13 @@ class Measured:
         rows: fine-tuned source, untouched target, transported target.
         metric: accuracy, or rank correlation for values.
         test: the name of the test data, or None.
-        test_rows: how many of its rows were measured on.
+        test_rows: how many of its rows (or words) were measured on.
         original: the name of the original domain's data, or None.
-        original_rows: how many of its rows were measured on.
+        original_rows: how many of its rows (or words) were measured on.
         probe_labels: how many labels the probe was fitted on.
         notes: what could not be measured, and what was left out.
         warm: fine-tuning curves from both targets, where they were asked for.
+        unit: what has a label: a row, or a word of it.
     """
 
     rows: tuple[Row, ...]
@@ -57,6 +58,7 @@ class Measured:
     probe_labels: int = 0
     notes: tuple[str, ...] = ()
     warm: WarmStart | None = None
+    unit: str = "rows"
 
     def columns(self) -> dict[str, str]:
         """Return field of `Row` → title, for what was measured at all."""
@@ -79,10 +81,10 @@ class Measured:
         parts = []
         if self.test is not None:
             parts.append(
-                f"{self.metric} on {self.test_rows} rows of {self.test}, which nothing was chosen on"
+                f"{self.metric} on {self.test_rows} {self.unit} of {self.test}, which nothing was chosen on"
             )
         if self.original is not None:
-            parts.append(f"original: {self.metric} on {self.original_rows} rows of {self.original}")
+            parts.append(f"original: {self.metric} on {self.original_rows} {self.unit} of {self.original}")
         else:
             parts.append(f"the original domain was {NOT_MEASURED}")
         return "; ".join(parts)

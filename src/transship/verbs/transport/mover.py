@@ -5,7 +5,15 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from transship.activations import LoadedModel, Site, SitePair, read_bias, write_bias, write_weight
+from transship.activations import (
+    LoadedModel,
+    Site,
+    SitePair,
+    read_bias,
+    read_weight,
+    write_bias,
+    write_weight,
+)
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.changes import Changes
 from transship.verbs.transport.maps import Maps
@@ -20,8 +28,10 @@ from transship.verbs.transport.protocol import (
     move_vector,
 )
 from transship.verbs.transport.roles import Roles
-from transship.verbs.transport.source_update import SourceUpdate
+from transship.verbs.transport.source_update import ONLY_TUNED, SourceUpdate
 from transship.verbs.transport.tables import Tables
+
+_NO_PARTNER = "the target has no partner for it"
 
 
 class Mover:
@@ -47,6 +57,9 @@ class Mover:
         self.made = Moved()
         self.used: set[str] = set()
         self.reasons: dict[str, str] = {}
+        # (source site, whether its bias): a fused weight has several sites, which may fare differently
+        self.moved_parts: set[tuple[str, bool]] = set()
+        self.part_reasons: dict[tuple[str, bool], str] = {}
 
     def run(self) -> Moved:
         """Move everything and account for every change."""
@@ -66,10 +79,13 @@ class Mover:
             if not changed or parameter is None:
                 continue
             moved = self._tensor(pair, vector=parameter == site.bias)
+            parts = [(one.name, parameter == site.bias) for one, _ in pair.sources]
             if isinstance(moved, str):
                 self.reasons.update(dict.fromkeys(changed, moved))
+                self.part_reasons.update(dict.fromkeys(parts, moved))
                 continue
             self.used.update(changed)
+            self.moved_parts.update(parts)
             self._put(site, parameter, moved)
             self._plain_report(pair, parameter, moved)
 
@@ -235,17 +251,37 @@ class Mover:
         }
         for name, norm in self.update.changed(self.changes.source_shapes).items():
             if name in self.used:
+                self._account_parts(name)
                 continue
             found = by_name.get(name)
             if found is not None and found.tied_to in self.used:
                 continue
-            reason = self.reasons.get(name) or unmatched.get(name) or "the target has no partner for it"
+            reason = self.reasons.get(name) or unmatched.get(name) or _NO_PARTNER
             self.made.left.append(Left(name, found.role if found else "unknown", norm, reason))
         for name, reason in self.update.resized.items():
             found = by_name.get(name)
             self.made.left.append(Left(name, found.role if found else "unknown", float("nan"), reason))
-        for name in self.update.strays:
-            self.made.left.append(Left(name, "added", float("nan"), "only the fine-tune has it"))
+        for name, reason in self.update.strays.items():
+            role = "added" if reason == ONLY_TUNED else "unread"
+            self.made.left.append(Left(name, role, float("nan"), reason))
+
+    def _account_parts(self, name: str) -> None:
+        """List the parts of a fused tensor that were not moved where others were."""
+        lonely = {
+            one.site.name: one.reason for one in self.prepared.matching.unmatched if one.side == "source"
+        }
+        for site in self.source.sites:
+            vector = name == site.bias
+            if site.part is None or site.tied_to is not None or name not in (site.weight, site.bias):
+                continue
+            if (site.name, vector) in self.moved_parts:
+                continue
+            change = self.update.dense(name)
+            norm = float((read_bias(site, change) if vector else read_weight(site, change)).double().norm())
+            reason = self.part_reasons.get((site.name, vector)) or lonely.get(site.name)
+            if norm > 0:
+                why = f"its part {site.role}: {reason or _NO_PARTNER}"
+                self.made.left.append(Left(name, site.role, norm, why))
 
 
 def _residual_share(found: LinearMap, moments: Moments | None) -> float | None:

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from transship.activations import LoadedModel, Matching, load_model, match_sites
-from transship.activations.loading import has_head
+from transship import parallel
+from transship.activations import LoadedModel, Matching, load_model, match_sites, parameter_names
+from transship.activations.loading import has_head, values_of
 from transship.activations.match import Depth
 from transship.activations.readout import Readout
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
-from transship.errors import CheckpointError, MatchError, OptionError
-from transship.verbs.transport.source_update import SourceUpdate, check_relation
+from transship.errors import CheckpointError, DataError, MatchError, OptionError, TransshipError
+from transship.verbs.transport.source_update import SourceUpdate, check_relation, not_finite
 from transship.verbs.transport.zero_shot import TEMPLATES, zero_shot
 
 _VOCABULARY = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")
@@ -80,9 +81,12 @@ def open_participants(
     Where the fine-tune has another head than a vocabulary, language heads of the base models say nothing
     about its task: those are then opened without.
     """
+    _require_device(opening.device)
     made = open_participant(tuned, opening, adapter=True)
     language = made.loaded is None or type(made.loaded.model).__name__.endswith(_VOCABULARY)
     first, last = (open_participant(one, opening, language=language) for one in (source, target))
+    for one in (first, made, last):
+        _require_finite(one)
     for one in (first, made, last) if classes else ():
         if one.loaded is not None:
             one.loaded = zero_shot(one.loaded, classes, templates)
@@ -124,6 +128,42 @@ def open_participant(
         name=checkpoint.name,
     )
     return Participant(checkpoint.name, loaded, checkpoint)
+
+
+def _require_device(name: str) -> None:
+    try:
+        torch.empty(1, device=parallel.device(name))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # without CUDA torch asserts
+        raise OptionError(
+            f"torch has no device '{name}' here",
+            where="--device",
+            fix="choose cpu, or a device that torch lists",
+        ) from error
+
+
+def require_readable(model: LoadedModel, item: Any, where: str) -> None:
+    """Refuse inputs of another kind than a model reads: one of them tells."""
+    try:
+        with torch.no_grad():
+            model.run(model.preprocess([item]))
+    except TransshipError as error:
+        raise type(error)(f"{model.name} cannot read it: {error.what}", where=where, fix=error.fix) from error
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise DataError(
+            f"{model.name} cannot run it ({' '.join(str(error).split())[:200]})",
+            where=where,
+            fix="give inputs of the kind that the models read, or a preprocess function",
+        ) from error
+
+
+def _require_finite(one: Participant) -> None:
+    """Refuse broken weights before they are run: what they touch would be lost without a word."""
+    if one.loaded is None:
+        return
+    for name, value in values_of(one.loaded.model):
+        if not bool(torch.isfinite(value.detach()).all()):
+            names = {} if one.checkpoint is None else parameter_names(one.loaded, one.checkpoint)
+            raise not_finite(one.name, names.get(name, name))
 
 
 def _over_vocabulary(checkpoint: Checkpoint) -> bool:

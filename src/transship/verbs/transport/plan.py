@@ -10,11 +10,12 @@ from transship.activations.footprint import collecting_bytes, running_bytes
 from transship.activations.lengths import longest
 from transship.activations.readout import Readout
 from transship.checkpoints.footprint import Footprint
-from transship.errors import OptionError
+from transship.errors import DataError, OptionError
 from transship.numerics import format_bytes
+from transship.verbs.transport.calibrate import as_dataset
 from transship.verbs.transport.heads import require_carriable
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.participants import Opening, require_readable
 from transship.verbs.transport.prepare import changed_pairs
 from transship.verbs.transport.protocol import SidedMethod, TransportMethod
 from transship.verbs.transport.statistics import body_of
@@ -34,6 +35,8 @@ def check_request(work: "Work", method: "str | TransportMethod", keep: Any) -> N
         )
     if isinstance(method, Carry):
         require_carriable(work.task)
+    _require_inputs(work, method)
+    require_readable(work.said.loaded, work.draws.calibration[0], work.draws.name)
     if not isinstance(method, str):
         _require_shapes(work, method)
     if work.task == "tokens":
@@ -45,6 +48,23 @@ def check_request(work: "Work", method: "str | TransportMethod", keep: Any) -> N
     if not work.own_head():
         raise OptionError(
             "the target has no head with the same outputs to keep", where="--keep", fix="leave --keep out"
+        )
+    kept = as_dataset(keep)
+    require_readable(work.target.model, kept.inputs[0], kept.name)
+
+
+def _require_inputs(work: "Work", method: "str | TransportMethod") -> None:
+    """Refuse so few inputs that nothing can be told apart or fitted on them."""
+    ranked = work.task in ("values", "features")
+    inputs, least = len(work.draws.calibration), 3 if ranked else 2
+    if isinstance(method, str) and ranked:  # methods are told apart by ranks too
+        inputs = min(inputs, len(work.draws.held_out))
+    chosen = isinstance(method, str | Carry) or work.settings.strength == "auto"
+    if chosen and comparable(work) and inputs < least:
+        raise DataError(
+            f"{inputs} {'input is' if inputs == 1 else 'inputs are'} too few to choose or to fit anything on",
+            where=work.draws.name,
+            fix="give more rows, or both --method theseus and --strength a number",
         )
 
 

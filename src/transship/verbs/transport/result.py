@@ -5,6 +5,7 @@ made.
 import copy
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,12 @@ from transship.checkpoints import Update, atomic_folder
 from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard, as_json
 from transship.checkpoints.write import TensorPlan, applied, write_checkpoint
-from transship.errors import OutputError
+from transship.errors import OptionError, OutputError
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.judge import Choice
 from transship.verbs.transport.measured import Measured
 from transship.verbs.transport.moved import Moved
+from transship.verbs.transport.outputs import require_apart
 from transship.verbs.transport.participants import Participant
 
 
@@ -84,6 +86,8 @@ class Result:
         """Return the same transport at another strength; nothing is collected anew. A carried head stays as
         it is; what was measured at this strength is not said of another.
         """
+        if not math.isfinite(strength):
+            raise OptionError(f"the strength is {strength}", where="strength", fix="give a finite number")
         choice = Choice(float(strength), (), "given")
         return dataclasses.replace(self, choice=choice, metrics={}, measured=None)
 
@@ -101,12 +105,17 @@ class Result:
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the result: an adapter where the update came as one, otherwise the whole target."""
+        require_apart(folder, self._folders())
         if self.target.checkpoint is None:
             return self._save_module(Path(folder), force)
         if self.adapter and self.head is None:
             update = self.update() if self.strength != 0.0 else self._zero_adapter()
             return write_adapter(folder, update, dense="save", card=self._card("peft"), force=force)
         return self._save_checkpoint(Path(folder), force)
+
+    def _folders(self) -> dict[str, Any]:
+        read = {"SOURCE": self.source, "TUNED": self.tuned, "TARGET": self.target}
+        return {role: None if one.checkpoint is None else one.checkpoint.folder for role, one in read.items()}
 
     def update(self) -> Update:
         """Return strength × τ_B under the names of the target's checkpoint."""
@@ -166,6 +175,7 @@ class Result:
         """Write a page to look at."""
         from transship.verbs.transport.page import page
 
+        require_apart(path, self._folders())
         return page(self).write(path, force=force)
 
     def _save_checkpoint(self, folder: Path, force: bool) -> Path:

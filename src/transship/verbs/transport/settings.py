@@ -63,6 +63,8 @@ class Settings:
             raise OptionError(
                 f"{self.tokens_per_input} tokens per input", where="--tokens-per-input", fix="give 0 for all"
             )
+        if self.head_inputs < 1:
+            raise OptionError(f"{self.head_inputs} inputs", where="--head-inputs", fix="give 1 or more")
         if self.path_steps < 1:
             raise OptionError(f"{self.path_steps} path steps", where="--path-steps", fix="give 1 or more")
         if self.classes or self.templates:

@@ -17,6 +17,8 @@ from transship.errors import CheckpointError
 
 # A fine-tune moves its weights by a few percent; another model of the same shape lies at about √2.
 _STRANGER = 0.7
+ONLY_TUNED = "only the fine-tune has it"
+_UNREAD = "it lies beside the source's weights, and no part of the model reads it"
 
 
 @dataclass(eq=False)
@@ -27,7 +29,7 @@ class SourceUpdate:
         dense_tensors: in memory, when the models were given as modules.
         update: lazy, when they were given as checkpoints.
         names: parameter of the source's module → tensor of the checkpoint.
-        strays: tensors of the update that no parameter of the module holds.
+        strays: tensors of the update that no parameter of the module holds, and why.
         resized: tensors of another shape in the fine-tune, such as a head with more classes, and the shapes.
         adapter: whether it came as low-rank factors.
     """
@@ -35,7 +37,7 @@ class SourceUpdate:
     dense_tensors: dict[str, Tensor] = field(default_factory=dict)
     update: Update | None = None
     names: Mapping[str, str] = field(default_factory=dict)
-    strays: tuple[str, ...] = ()
+    strays: Mapping[str, str] = field(default_factory=dict)
     resized: Mapping[str, str] = field(default_factory=dict)
     adapter: bool = False
 
@@ -47,7 +49,7 @@ class SourceUpdate:
         both = {name: (before[name], after[other]) for name, other in names.items()}
         fits = {name: pair for name, pair in both.items() if pair[0].shape == pair[1].shape}
         dense = {name: (b.detach().float() - a.detach().float()).cpu() for name, (a, b) in fits.items()}
-        strays = tuple(name for name in after if name not in set(names.values()))
+        strays = {name: ONLY_TUNED for name in after if name not in set(names.values())}
         resized = {name: _resized(*both[name]) for name in both if name not in fits}
         return cls(dense_tensors=dense, strays=strays, resized=resized)
 
@@ -60,7 +62,8 @@ class SourceUpdate:
         )
         names = parameter_names(model, source)
         held = set(names.values())
-        strays = tuple(name for name in (*update.names, *update.added) if name not in held)
+        unread = [name for name in update.names if name not in held and update.dense(name).any()]
+        strays = {**dict.fromkeys(unread, _UNREAD), **dict.fromkeys(update.added, ONLY_TUNED)}
         resized = {}
         for name, other in (
             {} if adapter else translation(list(source.tensors), list(tuned.tensors))
@@ -105,15 +108,28 @@ def _resized(before: Any, after: Any) -> str:
     return f"it is {shapes[0]} in the source and {shapes[1]} in its fine-tune"
 
 
+def not_finite(where: str, tensor: str) -> CheckpointError:
+    """Return the error for weights that hold NaN or infinity."""
+    return CheckpointError(
+        f"its tensor '{tensor}' holds NaN or infinity",
+        where=where,
+        fix="give finite weights: the file is damaged, or its training diverged",
+    )
+
+
 def check_relation(update: SourceUpdate, source: nn.Module, names: tuple[str, str]) -> float:
     """Return ‖τ_A‖ / ‖θ_A‖; raise when the two are no base and fine-tune.
 
-    Weights of an unrelated model are about orthogonal and of equal size, which gives √2.
+    Weights of an unrelated model are about orthogonal and of equal size, which gives √2. An adapter names the
+    tensors that it was made for, and may change them by as much as it likes.
     """
     moved = before = 0.0
     for name, parameter in values_of(source):
         if name in update and parameter.ndim >= 2:
-            moved += float(update.dense(name).double().square().sum())
+            size = float(update.dense(name).double().square().sum())
+            if not math.isfinite(size):
+                raise not_finite(names[1], update.names.get(name, name))
+            moved += size
             before += float(parameter.detach().double().square().sum())
     if before == 0.0:
         raise CheckpointError(
@@ -122,7 +138,7 @@ def check_relation(update: SourceUpdate, source: nn.Module, names: tuple[str, st
             fix="give a fine-tune of SOURCE, or an adapter for it",
         )
     relative = math.sqrt(moved / before)
-    if relative > _STRANGER:
+    if relative > _STRANGER and not update.adapter:
         raise CheckpointError(
             f"its weights differ from {names[0]} by {100 * relative:.0f} %, so it is no fine-tune of it",
             where=names[1],

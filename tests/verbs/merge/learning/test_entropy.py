@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.errors import DataError, OptionError
+from transship.numerics import derive_seed
 from transship.verbs.merge.fusion.methods.adamerging import Adamerging
 from transship.verbs.merge.fusion.methods.concrete import Concrete
 from transship.verbs.merge.fusion.origin import ModuleOrigin
@@ -88,6 +89,33 @@ def test_concrete_lowers_the_entropy_and_its_final_mask_is_fixed_by_the_seed(
         assert float(mask.mean()) == pytest.approx(1.0, abs=1e-4)
         assert float(mask.min()) >= 0
         torch.testing.assert_close(change, 0.3 * mask * sum(update[name] for update in updates))
+
+
+def test_one_step_of_concrete_is_adam_on_the_derivative_through_the_drawn_mask(
+    tasks: Tasks, origin: ModuleOrigin
+):
+    """The whole loss in one graph, on the same draws: Adam's first step is the rate against the sign."""
+    chosen = list(tasks.values())
+    updates = [task.update() for task in chosen]
+    generator = torch.Generator().manual_seed(derive_seed(0, "concrete"))
+    logits = {name: torch.zeros_like(tensor, requires_grad=True) for name, tensor in origin.backbone.items()}
+    backbone = {}
+    for name, tensor in origin.backbone.items():
+        chance = torch.rand(tensor.shape, generator=generator).clamp(1e-6, 1 - 1e-6)
+        mask = torch.sigmoid((torch.logit(chance) + logits[name]) / 0.5)
+        backbone[name] = tensor + 0.3 * mask / mask.mean() * sum(update[name] for update in updates)
+    loss = torch.zeros(())
+    for task in chosen:
+        seen = task.seen()
+        loss = loss + entropy(seen.read(backbone, seen.batch(range(seen.count))).outputs)
+    slopes = dict(zip(logits, torch.autograd.grad(loss, list(logits.values())), strict=True))
+    descent = Descent(steps=1, learning_rate=0.01, batch_size=40)
+    found = learn_mask(origin.backbone, updates, [task.seen() for task in chosen], descent=descent)
+    assert found.losses[0] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for name, slope in slopes.items():
+        steep = slope.abs() > 1e-5  # elsewhere rounding decides the sign
+        torch.testing.assert_close(found.logits[name][steep], -0.01 * slope.sign()[steep], rtol=0, atol=1e-4)
+        assert steep.any()
 
 
 def test_relaxed_masks_are_those_of_torch_distributions():

@@ -104,6 +104,37 @@ def test_multi_task_training_needs_labels_and_lowers_the_loss(
         joint(network, fine_tunes, inputs, "multitask", labels=labels | {"a": labels["a"] + 9})
 
 
+@pytest.mark.parametrize("start", ["base", "average"])
+def test_one_step_of_multi_task_training_is_adam_on_the_summed_cross_entropy(
+    network: nn.Module,
+    fine_tunes: dict[str, dict[str, Tensor]],
+    inputs: dict[str, Tensor],
+    tasks: Tasks,
+    start: str,
+):
+    labels = {name: np.arange(len(rows)) % 2 for name, rows in inputs.items()}
+    begin = {
+        name: sum(task.update()[name] for task in tasks.values()) / 3
+        if start == "average"
+        else torch.zeros_like(tensor)
+        for name, tensor in network.state_dict().items()
+    }
+    weights = {name: (tensor + begin[name]).requires_grad_() for name, tensor in network.state_dict().items()}
+    loss = torch.zeros(())
+    for name, task in tasks.items():
+        outputs = task.seen().read(weights, inputs[name]).outputs
+        assert outputs is not None
+        loss = loss + nn.functional.cross_entropy(outputs, torch.from_numpy(labels[name]))
+    slopes = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+    options = {"steps": 1, "learning_rate": 0.01, "batch_size": 40, "start": start}
+    found = joint(network, fine_tunes, inputs, "multitask", labels=labels, options=options)
+    for name, slope in slopes.items():
+        steep = slope.abs() > 1e-5  # elsewhere rounding decides the sign
+        expected = begin[name] - 0.01 * slope.sign()
+        torch.testing.assert_close(found[name][steep], expected[steep], rtol=0, atol=1e-4)
+        assert steep.any()
+
+
 def test_an_unknown_method_names_the_nearest(network: nn.Module, fine_tunes: dict[str, dict[str, Tensor]]):
     with pytest.raises(OptionError, match="did you mean 'regmean'"):
         joint(network, fine_tunes, {}, "regmeann")

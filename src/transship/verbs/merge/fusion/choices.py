@@ -29,7 +29,7 @@ class Choices:
         fitting: kinds of heads, how they are fitted, and batches.
         keep_inputs: how many inputs of each task may be kept; None for all.
         strength: a number, `norm` or `validation`.
-        evaluate: whether accuracies are measured after every step.
+        evaluate: whether accuracies and moved features are measured after every step.
         seed: of every random choice.
     """
 

@@ -23,8 +23,8 @@ from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.origin import Arrival, Origin
 from transship.verbs.merge.fusion.protocol import Vector
 from transship.verbs.merge.fusion.tasks import TaskModel
-from transship.verbs.merge.fusion.words import check_words
 from transship.verbs.merge.recipe.lineage import check_adapter
+from transship.verbs.merge.recipe.words import Words
 from transship.verbs.merge.whole import whole_model
 
 _SPEAKING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -96,7 +96,7 @@ class CheckpointOrigin(Origin):
     def admit(self, tuned: Any, name: str) -> Arrival:
         """Return a fine-tune or an adapter as an update of this base."""
         checkpoint = self._open(tuned)
-        check_words(self.checkpoint, checkpoint)
+        self._check_words(checkpoint)
         if isinstance(checkpoint, Adapter):
             check_adapter(checkpoint, self.checkpoint)
             return self._admit_adapter(checkpoint, name)
@@ -159,6 +159,19 @@ class CheckpointOrigin(Origin):
         names = translation(list(self.weights), [name for name, _ in module.named_parameters()])
         loaded = LoadedModel(str(folder), module, getattr(module, "config", None))
         return _files(loaded, checkpoint, {one: names[one] for one in self.names})
+
+    def _check_words(self, tuned: Checkpoint) -> None:
+        """Refuse a fine-tune whose tokenizer has words of the base in other rows.
+
+        Words that only one of the two has are no harm: many fine-tunes add some, or rename unused rows.
+        """
+        found = Words(self.checkpoint.folder).difference(Words(tuned.folder))
+        if found is not None and found.moved:
+            raise CheckpointError(
+                f"its vocabulary differs from that of {self.name}: {found}",
+                where=tuned.name,
+                fix="give one with the base's tokenizer, or use a recipe with tokenizer_source: union",
+            )
 
     def _check_shapes(self, tuned: Checkpoint) -> None:
         """Refuse a tensor of another shape by the files' headers, before anything is read."""

@@ -40,7 +40,8 @@ class Fusion:
         keep_inputs: how many inputs of each task may be kept; None for all that were read.
         strength: the factor of the merged vector: a number, `norm`, `validation`, or `auto` (`norm` for
             the method `auto` with kept inputs, else 1).
-        evaluate: measure accuracies after every step, where test rows are given.
+        evaluate: measure after every step: accuracies, where test rows are given, and on kept inputs how far
+            features moved.
         seed: fixes every random choice.
         batch_size: inputs per forward pass.
         features: for a module in memory: (module, batch) → [inputs, width].

@@ -19,11 +19,8 @@ _KIND, _VERSION = "transship.fusion.inputs", 1
 def write_kept(folder: Path, kept: Kept) -> None:
     """Write kept inputs into an empty folder."""
     folder.mkdir(parents=True)
-    arrays = {"features": kept.features}
-    if kept.outputs is not None:
-        arrays["outputs"] = kept.outputs
-    if kept.labels is not None:
-        arrays["labels"] = kept.labels
+    parts = {"features": kept.features, "outputs": kept.outputs, "labels": kept.labels}
+    arrays = {name: tensor for name, tensor in parts.items() if tensor is not None}
     first = kept.inputs[0]
     if isinstance(kept.inputs, np.ndarray | Tensor) or isinstance(first, np.ndarray | Tensor):
         arrays["inputs"] = _stacked(kept.inputs)
@@ -58,7 +55,7 @@ def read_kept(folder: Path) -> Kept | None:
         inputs = _Images(folder, int(about["count"]))
     else:
         inputs = arrays["inputs"].numpy() if about["form"] == "numpy" else arrays["inputs"]
-    return Kept(inputs, arrays["features"], arrays.get("outputs"), arrays.get("labels"))
+    return Kept(inputs, arrays.get("features"), arrays.get("outputs"), arrays.get("labels"))
 
 
 class _Images(Sequence[Any]):

@@ -30,7 +30,7 @@ def check_inputs(arrival: Arrival, rows: TaskRows, choices: Choices, *, joins: b
 def new_task(
     name: str, arrival: Arrival, rows: TaskRows, step: Step, choices: Choices, about: Mapping[str, Any]
 ) -> tuple[Task, Tensor | None]:
-    """Return the task, and its own model's outputs on all rows; its weights are not needed afterwards."""
+    """Return the task, and its own model's outputs on the rows that use them; its weights are used up."""
     model, tuned, test = arrival.model, step.tuned, rows.test
     size = choices.fitting.batch_size
     kept: Kept | None = None
@@ -41,14 +41,19 @@ def new_task(
         features = model.over(test.inputs).features(tuned, size)
         individual = accuracy(model.head(features), test.labels)
     if len(rows.inputs):
-        own = model.over(rows.inputs).features(tuned, size)
-        outputs = None if model.head is None else model.head(own)
-        count = len(own) if choices.keep_inputs is None else min(choices.keep_inputs, len(own))
+        every = len(rows.inputs)
+        count = every if choices.keep_inputs is None else min(choices.keep_inputs, every)
+        asked = _asked(choices, count, every)
+        own: Tensor | None = None
+        if asked:
+            chosen = rows.inputs if asked == every else take(rows.inputs, range(asked))
+            own = model.over(chosen).features(tuned, size)
+            outputs = None if model.head is None else model.head(own)
         labelled = rows.labels is not None and LABELLED & set(choices.fitting.kinds)
         if count:
             kept = Kept(
                 take(rows.inputs, range(count)),
-                own[:count].clone(),
+                None if own is None else own[:count].clone(),
                 None if outputs is None else outputs[:count].clone(),
                 rows.labels[:count] if rows.labels is not None and labelled else None,
             )
@@ -67,6 +72,15 @@ def new_task(
         about={**rows.about, **about},
     )
     return task, outputs
+
+
+def _asked(choices: Choices, kept: int, every: int) -> int:
+    """Return of how many rows the fine-tune's own answers are used: by heads, or to measure against."""
+    kinds = choices.fitting.kinds
+    if "carried-once" in kinds:
+        return every
+    carried = any(kind.startswith("carried") for kind in kinds)
+    return kept if carried or choices.evaluate or choices.strength == "validation" else 0
 
 
 def _check_classes(test: TestRows, head: LinearHead, name: str) -> None:

@@ -187,7 +187,7 @@ def _tsne(fusion: "Fusion") -> list[Block]:
     blocks: list[Block] = []
     for task in fusion.tasks[-TSNE_TASKS:]:
         kept = task.keeper()
-        if kept is None or len(kept) < 10:
+        if kept is None or kept.features is None or len(kept) < 10:
             continue
         count = min(len(kept), TSNE_ROWS)
         merged = fusion.features(task.name, take(kept.inputs, range(count)))

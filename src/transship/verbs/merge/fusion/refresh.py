@@ -8,7 +8,7 @@ from torch import Tensor
 
 from transship.errors import OptionError
 from transship.verbs.merge.fusion.evaluate import StepReport, accuracy, shift
-from transship.verbs.merge.fusion.heads import HeadKind, HeadSettings, LinearHead, carry, polish, tune
+from transship.verbs.merge.fusion.heads import FRESH, HeadKind, HeadSettings, LinearHead, carry, polish, tune
 from transship.verbs.merge.fusion.protocol import Vector, norm
 from transship.verbs.merge.fusion.tasks import Kept, Task
 
@@ -85,16 +85,22 @@ def refit(
         fitting: kinds and settings.
         tuned_now: whether the paper's schedule tunes this head in this step.
     """
-    own = task.heads["own"]
+    own, settings = task.heads["own"], fitting.settings
     made: dict[HeadKind, LinearHead] = {}
+    carried: LinearHead | None = None
     for kind in fitting.kinds:
         if kind in ("carried", "carried-polished") and kept.outputs is not None:
-            made[kind] = carry(features, kept.outputs, own, fitting.settings)
-            if kind == "carried-polished":
-                made[kind] = polish(made[kind], features, kept.outputs, fitting.settings)
+            carried = carried or carry(features, kept.outputs, own, settings)
+            polished = kind == "carried-polished"
+            made[kind] = polish(carried, features, kept.outputs, settings) if polished else carried
         elif kept.labels is not None and (kind == "tuned-fresh" or (kind == "tuned" and tuned_now)):
-            made[kind] = tune(own, features[: len(kept.labels)], kept.labels, fitting.settings)
+            made[kind] = tune(own, features[: len(kept.labels)], kept.labels, settings)
     return made
+
+
+def _refitted(fitting: Fitting, *, tuned_now: bool) -> bool:
+    """Return whether any kind of head of a task changes in this step."""
+    return any(kind in FRESH or (kind == "tuned" and tuned_now) for kind in fitting.kinds)
 
 
 def refresh(
@@ -109,12 +115,14 @@ def refresh(
         model = task.opener()
         heads = dict(task.heads)
         kept = task.keeper()
-        if kept is not None and len(kept):
+        last = place == len(tasks) - 1
+        now = place == len(tasks) - 2 or (last and fitting.settings.final_head)
+        refitted = "own" in heads and _refitted(fitting, tuned_now=now)
+        if kept is not None and len(kept) and (evaluate or refitted):
             features = model.over(kept.inputs).features(backbone, fitting.batch_size)
-            report.shift[task.name], report.sinkhorn[task.name] = shift(features, kept.features)
-            if "own" in heads:
-                last = place == len(tasks) - 1
-                now = place == len(tasks) - 2 or (last and fitting.settings.final_head)
+            if evaluate and kept.features is not None:
+                report.shift[task.name], report.sinkhorn[task.name] = shift(features, kept.features)
+            if refitted:
                 heads |= refit(task, features, kept, fitting, tuned_now=now)
         made[task.name] = heads
         test = task.tester() if evaluate and "own" in heads else None

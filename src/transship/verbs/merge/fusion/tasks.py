@@ -117,13 +117,13 @@ class Kept:
 
     Attributes:
         inputs: raw and unlabelled, unless heads are tuned on labels.
-        features: [inputs, width] of the task's own model.
-        outputs: [inputs, classes], or None without a head.
+        features: [inputs, width] of the task's own model; None where nothing is measured or carried.
+        outputs: [inputs, classes]; None likewise, or without a head.
         labels: of the first rows, where tuned heads need them.
     """
 
     inputs: Rows
-    features: Float[Tensor, "inputs width"]
+    features: Float[Tensor, "inputs width"] | None = None
     outputs: Float[Tensor, "inputs classes"] | None = None
     labels: Int[Tensor, " labelled"] | None = None
 

@@ -20,10 +20,10 @@ from transship.verbs.merge.fusion.protocol import Seen, Vector
 from transship.verbs.merge.learning.entropy import entropy
 from transship.verbs.merge.learning.needs import check_classes, check_inputs
 from transship.verbs.merge.methods._learned import Watch, nobody
+from transship.verbs.merge.recipe.running import TRIAL_BATCH
 
 Factors = tuple[float, ...]
 STEP = 1.5  # the first factor up and down
-BATCH = 32
 
 
 class Searched(Protocol):
@@ -170,7 +170,7 @@ def answers_of(seen: Seen, backbone: Vector) -> Answers:
     """Return the logits or values of all inputs, or the unit features of a model without a head."""
     found, bare = [], False
     with torch.no_grad():
-        for number, part in enumerate(chunks(seen.count, BATCH)):
+        for number, part in enumerate(chunks(seen.count, TRIAL_BATCH)):
             if not parallel.mine(number):
                 continue
             places = range(part.start, part.stop)

@@ -23,6 +23,7 @@ from transship.verbs.merge.methods._learned import Watch, nobody
 from transship.verbs.merge.methods._protocol import Floats
 from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.reference import ModelReference
+from transship.verbs.merge.recipe.running import HEAD_BATCH
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +78,8 @@ def _merged(plan: MergePlan, models: Sequence[RecipeModel]) -> Vector:
 def _fit(model: RecipeModel, merged: Vector, kind: str, settings: HeadSettings) -> FittedHead:
     task = model.seen()
     own, names = _last_linear(model, task)
-    outputs = own(task.features(model.weights()))
-    features = task.features({name: merged[name] for name in model.names})
+    outputs = own(task.features(model.weights(), HEAD_BATCH))
+    features = task.features({name: merged[name] for name in model.names}, HEAD_BATCH)
     if kind == "tuned":
         labels = model.labels()
         if labels is None:

@@ -72,11 +72,22 @@ class LearnedMethod(RecipeMethod):
 
     Attributes:
         copies: (a, b): a + b n float32 copies of the model in memory while it learns from n models.
+        all_blocks: whether what all blocks make of a batch waits in memory, for derivatives or for the end
+            of the pass; else that of one block.
         needs_labels: whether inputs must have classes.
+        batch_size: inputs per pass.
     """
 
     copies: ClassVar[tuple[float, float]] = (4.0, 0.0)
+    all_blocks: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = False
+
+    batch_size: int
+
+    @property
+    def at_once(self) -> int:
+        """The inputs that are in memory at once."""
+        return self.batch_size
 
     @property
     def wants_survey(self) -> bool:

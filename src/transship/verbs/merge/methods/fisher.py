@@ -38,6 +38,11 @@ class Fisher(LearnedMethod):
     normalize: bool = True
     batch_size: int = 16
 
+    @property
+    def at_once(self) -> int:
+        """One input, where derivatives are taken input by input."""
+        return self.batch_size if self.definition == "batch" else 1
+
     def learn(self, occasion: Occasion) -> dict[str, Tensor]:
         """Return Σ c_i F_i τ_i / Σ c_i F_i."""
         from transship.verbs.merge.learning.fisher import FisherSums, merged_update

@@ -29,6 +29,7 @@ class RegmeanPlusPlus(LearnedMethod):
     paper: ClassVar[str] = "Nguyen et al., 2025"
     per_model: ClassVar[tuple[str, ...]] = ("weight",)
     copies: ClassVar[tuple[float, float]] = (8.0, 2.0)
+    all_blocks: ClassVar[bool] = False
 
     weight: float = 1.0
     keep: float = 0.9

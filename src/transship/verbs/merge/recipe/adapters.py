@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -23,8 +24,9 @@ from transship.errors import CheckpointError, OptionError
 from transship.numerics import TORCH
 from transship.registry import method_class
 from transship.verbs.merge.methods._protocol import Floats, RecipeMethod
-from transship.verbs.merge.recipe.check import check_adapter_base, complain
+from transship.verbs.merge.recipe.check import complain
 from transship.verbs.merge.recipe.layout import find_layout, is_head
+from transship.verbs.merge.recipe.lineage import check_adapter
 from transship.verbs.merge.recipe.parameters import Settings, layer_position, resolve
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe, Source
@@ -68,8 +70,10 @@ class AdapterMerge:
 
     def check_bases(self) -> None:
         """Refuse adapters whose own base has other weights than this; warn where only the names differ."""
-        for reference, adapter in self.adapters.items():
-            check_adapter_base(self.recipe, reference, adapter, self.base)
+        if self.recipe.compatibility != "off":
+            for reference, adapter in self.adapters.items():
+                complaint = partial(complain, self.recipe)
+                check_adapter(adapter, self.base, where=str(reference), complain=complaint)
 
     def spoken(self, head: ModelReference | None = None) -> Update:
         """Return the merged update by the names of the model that the adapters are for, with one's head.

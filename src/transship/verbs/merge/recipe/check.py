@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transship.checkpoints import Adapter, Checkpoint
+from transship.checkpoints import Adapter
 from transship.errors import CheckpointError, OptionError, TransshipWarning
 from transship.verbs.merge.methods._learned import LearnedMethod
 from transship.verbs.merge.methods._protocol import RecipeMethod
 from transship.verbs.merge.recipe.layout import is_head
-from transship.verbs.merge.recipe.lineage import KINSHIP, SAMPLED, doubt, middle
+from transship.verbs.merge.recipe.lineage import KINSHIP, SAMPLED, check_adapter, middle
 from transship.verbs.merge.recipe.models import Aligned, StoredModel
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe
 from transship.verbs.merge.recipe.slices import Span
-from transship.verbs.merge.recipe.tokenizers import file_hash, read_vocabulary, vocabulary_file
 from transship.verbs.merge.recipe.vocabulary import word_tensors
+from transship.verbs.merge.recipe.words import Words
 
 if TYPE_CHECKING:
     from transship.verbs.merge.plan import MergePlan
@@ -110,33 +111,25 @@ def complain(recipe: Recipe, what: str, where: str, fix: str) -> None:
 
 
 def _check_words(recipe: Recipe, models: Mapping[ModelReference, Aligned]) -> None:
-    """Compare the vocabularies of models that have word embeddings; equal files are not parsed.
+    """Refuse any difference between the vocabularies of models that have word embeddings.
 
     The others are held against the base's, or, where it has no tokenizer, against the first model's that has.
     """
     if not word_tensors(models[recipe.donor]):
         return
-    ordered = dict.fromkeys((recipe.donor, *models))
-    files = {ref: path for ref in ordered if (path := vocabulary_file(models[ref].model.folder)) is not None}
-    first = next(iter(files), None)
+    known = {one: Words(models[one].model.folder) for one in dict.fromkeys((recipe.donor, *models))}
+    first = next((one for one, words in known.items() if words.file is not None), None)
     if first is None:
         return
-    mine: dict[str, int] | None = None
-    for reference, other in files.items():
-        path = files[first]
-        if other == path or (other.name == path.name and file_hash(other) == file_hash(path)):
-            continue
-        mine = mine if mine is not None else read_vocabulary(models[first].model.folder)
-        theirs = read_vocabulary(models[reference].model.folder)
-        if mine is None or theirs is None or mine == theirs:
-            continue
-        token = next(token for token in (*mine, *theirs) if mine.get(token) != theirs.get(token))
-        complain(
-            recipe,
-            f"its vocabulary differs from that of {first}, as in {token!r}, and there is no rule",
-            str(reference),
-            "add tokenizer_source: union (or base)",
-        )
+    for reference, words in known.items():
+        found = known[first].difference(words)
+        if found is not None:
+            complain(
+                recipe,
+                f"its vocabulary differs from that of {first}, as in {found.word!r}, and there is no rule",
+                str(reference),
+                "add tokenizer_source: union (or base)",
+            )
 
 
 def wants_task_heads(recipe: Recipe, models: Mapping[ModelReference, Aligned], spans: Sequence[Span]) -> bool:
@@ -164,7 +157,12 @@ def check_kinship(plan: MergePlan) -> None:
         return
     for reference, model in plan.models.items():
         if isinstance(model.model, StoredModel) and isinstance(model.model.adapter, Adapter):
-            check_adapter_base(plan.recipe, reference, model.model.adapter, model.model.checkpoint)
+            check_adapter(
+                model.model.adapter,
+                model.model.checkpoint,
+                where=str(reference),
+                complain=partial(complain, plan.recipe),
+            )
     steps = [step for step in plan.steps if step.method is not None and len(step.shape) == 2]
     steps = sorted(steps, key=lambda step: -step.shape[0] * step.shape[1])
     for apart in (True, False):
@@ -178,16 +176,6 @@ def check_kinship(plan: MergePlan) -> None:
                     str(reference),
                     "give the base that it was trained from" if apart else "merge fine-tunes of one base",
                 )
-
-
-def check_adapter_base(recipe: Recipe, reference: ModelReference, adapter: Adapter, base: Checkpoint) -> None:
-    """Refuse an adapter whose own base has other weights than `base`; warn where only the names differ."""
-    if recipe.compatibility == "off" or (found := doubt(adapter, base)) is None:
-        return
-    if found.sure:
-        complain(recipe, found.what, str(reference), "add it to the base that it was trained on")
-    else:
-        warnings.warn(f"{reference}: {found.what}", TransshipWarning, stacklevel=2)
 
 
 def _cosines(plan: MergePlan, steps: Sequence[Step]) -> dict[tuple[ModelReference, ModelReference], float]:

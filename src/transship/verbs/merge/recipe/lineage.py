@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -18,6 +19,8 @@ KINSHIP = (
 )
 SAMPLED, ELEMENTS = 8, 4096  # matrices, the largest, and elements of each
 _SAME = 0.005  # of the norm: more than rounding to bfloat16 moves weights
+# (what, where, what to do): refuses, warns or lets pass
+Complain = Callable[[str, str, str], None]
 
 
 @dataclass(frozen=True)
@@ -55,16 +58,25 @@ def doubt(adapter: Adapter, base: Checkpoint) -> Doubt | None:
     return Doubt(f"it says that it was trained on {named}, and it is added to {base.name}", sure=False)
 
 
-def check_adapter(adapter: Adapter, base: Checkpoint) -> None:
-    """Refuse an adapter whose base has other weights than `base`; warn where only the names differ."""
-    found = doubt(adapter, base)
+def refuse(what: str, where: str, fix: str) -> None:
+    """Raise what is wrong with a model."""
+    raise CheckpointError(what, where=where, fix=fix)
+
+
+def check_adapter(
+    adapter: Adapter, base: Checkpoint, *, where: str = "", complain: Complain = refuse
+) -> None:
+    """Refuse an adapter whose base has other weights than `base`; warn where only the names differ.
+
+    `complain` is less strict where a recipe is; `where` names the adapter as the user did.
+    """
+    found, where = doubt(adapter, base), where or adapter.name
     if found is None:
         return
     if found.sure:
-        raise CheckpointError(
-            found.what, where=adapter.name, fix="add it to its own base, or take an adapter of this one"
-        )
-    warnings.warn(f"{adapter.name}: {found.what}", TransshipWarning, stacklevel=2)
+        complain(found.what, where, "add it to its own base, or take an adapter of this one")
+    else:
+        warnings.warn(f"{where}: {found.what}", TransshipWarning, stacklevel=2)
 
 
 def _judged(named: str, base: Checkpoint, cosine: float, distance: float) -> Doubt | None:

@@ -1,0 +1,185 @@
+"""Labelled rows that may be measured on, with their labels as every head numbers its outputs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transship.activations.readout import Reading, Readout
+from transship.data import Dataset
+from transship.data.rows import row_digest
+from transship.errors import DataError
+from transship.verbs.transport.calibrate import as_dataset
+from transship.verbs.transport.labels import as_classes, as_outputs
+from transship.verbs.transport.participants import require_readable
+from transship.verbs.transport.words import Words, word_labels
+
+if TYPE_CHECKING:
+    from transship.verbs.transport.work import Work
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The calibration inputs, whose labels a probe is fitted on.
+
+    Attributes:
+        inputs: raw.
+        labels: of the inputs, or of their words; or why there are none.
+        names: of the classes.
+        words: where the fine-tune answers for every token.
+    """
+
+    inputs: Sequence[Any]
+    labels: Tensor | str
+    names: tuple[str, ...] = ()
+    words: Words | None = None
+
+    @classmethod
+    def of(cls, work: "Work") -> "Known":
+        """Return the calibration inputs of a transport."""
+        draws = work.draws
+        none = f"{draws.name} has no labels"
+        if work.task != "tokens":
+            labels = draws.calibration_labels
+            return cls(draws.calibration, none if labels is None else labels, draws.label_names)
+        words = words_of(work, draws.calibration)
+        if draws.calibration_labels is None:
+            return cls(draws.calibration, none, words=words)
+        found = word_labels(draws.calibration_labels, draws.label_names, words)
+        if isinstance(found, str):
+            return cls(draws.calibration, f"in {draws.name}, {found}", words=words)
+        return cls(draws.calibration, *found, words)
+
+    def read(self, readout: Readout, size: int) -> Reading:
+        """Return what a model says about the inputs, or about their words."""
+        return readout.all(self.inputs, size) if self.words is None else self.words.read(readout, size)
+
+    def numbers(self, name: str, labels: Tensor, names: tuple[str, ...]) -> Tensor | str:
+        """Return other labels as these are numbered, or why they are none of them; `name` is the data's."""
+        if isinstance(self.labels, str):
+            return self.labels
+        if self.labels.dtype.is_floating_point != labels.dtype.is_floating_point:
+            return f"{name} has other labels"
+        found = as_classes(labels, names, self.names)
+        return f"{name} has no class '{found}'" if isinstance(found, str) else found
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Labelled rows, with their labels as each head numbers its outputs.
+
+    Attributes:
+        name: of the data.
+        fingerprint: of the data.
+        inputs: raw.
+        known: labels as the calibration data numbers its classes, for a probe; or why there are none.
+        tuned: labels as the fine-tuned source's head numbers them; or why they are none of its outputs.
+        target: likewise for the target's own head.
+        left_out: rows that were dropped because something was chosen or fitted on them.
+        words: what has a label where the fine-tune answers for every token.
+    """
+
+    name: str
+    fingerprint: str
+    inputs: Sequence[Any]
+    known: Tensor | str
+    tuned: Tensor | str
+    target: Tensor | str
+    left_out: int = 0
+    words: Words | None = None
+
+    def __len__(self) -> int:
+        """Return how many labels there are."""
+        return len(self.inputs) if self.words is None else len(self.words)
+
+    def read(self, readout: Readout, size: int) -> Reading:
+        """Return what a model says about the rows, or about their words."""
+        return readout.all(self.inputs, size) if self.words is None else self.words.read(readout, size)
+
+    def notes(self) -> list[str]:
+        """Return what was left out."""
+        made = []
+        if self.left_out:
+            made.append(f"{self.left_out} rows of {self.name} were left out: something was fitted on them")
+        if self.words is not None and self.words.cut:
+            made.append(f"{self.words.cut} words of {self.name} were left out: a tokenizer cuts them off")
+        return made
+
+
+def labelled(work: "Work", known: Known, data: Any, option: str, used: Sequence[Sequence[Any]]) -> Labelled:
+    """Return the rows that may be measured on: of the test split where there is one, none that was used."""
+    dataset = _held_back(as_dataset(data), option)
+    if dataset.labels is None:
+        raise DataError(
+            "it has no labels to measure against", where=dataset.name, fix=f"give labelled data to {option}"
+        )
+    seen = {row_digest(rows, row) for rows in used for row in range(len(rows))}
+    fresh = [row for row in range(len(dataset)) if row_digest(dataset.inputs, row) not in seen]
+    if not fresh:
+        raise DataError(
+            "every row of it was used to fit or to choose something",
+            where=dataset.name,
+            fix=f"give {option} rows that are not in --data" if option == "--test" else "give other rows",
+        )
+    rows = dataset.subset(np.array(fresh))
+    for model in (work.said.loaded, work.target.model):
+        require_readable(model, rows.inputs[0], dataset.name)
+    labels, names, words = torch.as_tensor(rows.labels), dataset.label_names, None
+    if work.task == "tokens":
+        labels, names, words = _of_words(work, rows, labels)
+    heads = (work.said, "fine-tune"), (Readout(work.target.model), "target")
+    per_word = words is not None
+    tuned, target = (
+        as_outputs(labels, names, head, who, partly=True, per_word=per_word) for head, who in heads
+    )
+    return Labelled(
+        dataset.name,
+        dataset.fingerprint(),
+        rows.inputs,  # type: ignore[arg-type]
+        known.numbers(work.draws.name, labels, names),
+        tuned,
+        target,
+        len(dataset) - len(fresh),
+        words,
+    )
+
+
+def words_of(work: "Work", texts: Sequence[Any]) -> Words:
+    """Return the words of some inputs that both models have tokens for."""
+    head = work.said.head
+    models = work.said.loaded, work.target.model
+    return Words.of(texts, models, "" if head is None else head.stack)
+
+
+def _of_words(work: "Work", rows: Dataset, labels: Tensor) -> tuple[Tensor, tuple[str, ...], Words]:
+    if rows.kind != "text":
+        raise DataError(
+            f"it has {rows.kind}s, and labels per word need single texts",
+            where=rows.name,
+            fix="give rows of one text each, with a label for every word of it",
+        )
+    words = words_of(work, list(rows.inputs))
+    found = word_labels(labels, rows.label_names, words)
+    if isinstance(found, str):
+        raise DataError(
+            f"{found}, and the fine-tune answers for every word",
+            where=rows.name,
+            fix="give every row the labels of its words in order, with spaces between",
+        )
+    return *found, words
+
+
+def _held_back(dataset: Dataset, option: str) -> Dataset:
+    if dataset.splits is None:
+        return dataset
+    for name in ("test", "validation"):
+        if name in dataset.split_sizes:
+            return dataset.split(name)
+    raise DataError(
+        f"it has only {', '.join(dataset.split_sizes)} rows",
+        where=dataset.name,
+        fix=f"give {option} data with a test split, or without splits",
+    )

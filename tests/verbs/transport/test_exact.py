@@ -1,0 +1,94 @@
+"""What holds exactly in a whole transport: isometries, kept norms, and one result whatever the threads."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from transship.geometry import LinearMap
+from transship.verbs.transport import Settings, Work, transport
+from transship.verbs.transport.maps import Maps
+from transship.verbs.transport.methods.theseus import Theseus
+from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.protocol import move
+
+WIDTHS = [(32, 48), (48, 32), (32, 32)]
+
+
+def fitted_maps(kit, widths: tuple[int, int], images: int = 256) -> dict[str, tuple[LinearMap, LinearMap]]:
+    """The maps (T_in, T_out) of every linear layer of two float64 models, collected from the inputs on."""
+    source, target = kit.tiny_vit(widths[0]).double(), kit.tiny_vit(widths[1], seed=4).double()
+    data = kit.pictures(images).astype(np.float64)
+    settings = Settings(strength=1.0, batches=images // 32, tokens_per_input=0)
+    work = Work.open(source, kit.nudge(source), target, data, Opening(), settings)
+    method = Theseus()
+    maps = Maps(work.prepare(method), method, seed=0)
+    found = {}
+    for pair in work.matching.pairs:
+        if pair.target.kind == "linear" and pair.target.role != "head":
+            layer = maps.layer(pair, False)
+            assert not isinstance(layer, str), layer
+            found[pair.name] = maps.map(pair, layer, "input"), maps.map(pair, layer, "output")
+    assert len(found) == 12
+    return found
+
+
+def off_identity(matrix: Tensor) -> float:
+    """How far the shorter side's vectors are from an orthonormal set."""
+    rows = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    return float((rows @ rows.T - torch.eye(len(rows), dtype=matrix.dtype)).abs().max())
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
+def test_every_map_between_two_models_has_orthonormal_rows_or_columns(kit, widths):
+    for name, sides in fitted_maps(kit, widths).items():
+        for found in sides:
+            assert found.full_rank, name
+            assert off_identity(found.matrix) < 1e-10, name
+
+
+def test_maps_between_two_models_keep_the_norm_of_every_wider_layer_and_no_narrower_one(kit):
+    generator = torch.Generator().manual_seed(2)
+    for widths in ((32, 48), (48, 32)):
+        for name, (t_in, t_out) in fitted_maps(kit, widths).items():
+            shape = t_out.width_source, t_in.width_source
+            update = torch.randn(shape, generator=generator, dtype=torch.float64)
+            kept = float(move(update, t_in, t_out).norm() / update.norm())
+            if widths[0] < widths[1]:
+                assert abs(kept - 1.0) < 1e-10, name
+            else:
+                assert kept < 0.95, name
+
+
+@pytest.mark.parametrize("widths", WIDTHS[:2])
+def test_one_or_two_threads_give_the_same_maps_and_ranks(kit, widths):
+    """In float64: where torch itself rounds a float32 forward pass by the number of threads, maps follow."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(fitted_maps(kit, widths, images=128))
+    finally:
+        torch.set_num_threads(before)
+    for name, sides in found[0].items():
+        for one, other in zip(sides, found[1][name], strict=True):
+            assert one.rank == other.rank
+            torch.testing.assert_close(other.matrix, one.matrix, atol=1e-8, rtol=0, msg=name)
+
+
+def test_one_or_two_threads_give_the_same_update_from_inputs_to_weights(kit):
+    source, target = kit.tiny_vit(96), kit.tiny_vit(128, seed=4)
+    tuned, images = kit.nudge(source), kit.pictures(128)
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            made.append(
+                transport(source, tuned, target, data=images, method="theseus", strength=1.0, batches=4).moved
+            )
+    finally:
+        torch.set_num_threads(before)
+    for name, moved in made[0].dense.items():
+        torch.testing.assert_close(made[1].dense[name], moved, atol=1e-8, rtol=0, msg=name)
+    ranks = [[(one.site, one.rank_in, one.rank_out) for one in moved.layers] for moved in made]
+    assert ranks[0] == ranks[1]
