@@ -44,7 +44,7 @@ def test_the_suite_on_the_page_about_suites_runs_and_is_judged(follow, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.tutorial  # half a minute to two each: `make tutorials`; `make test` has the README's examples
+@pytest.mark.tutorial  # 27 to 80 CPU seconds each: `make tutorials`; `make test` has the README's examples
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page", sorted(TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
 def test_a_tutorial_runs_as_it_is_written(page, follow, tmp_path):

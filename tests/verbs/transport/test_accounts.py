@@ -121,19 +121,3 @@ def test_a_part_of_a_fused_weight_that_stays_is_listed_though_others_move(kit):
     for role, one in left.items():
         assert one.reason == f"its part {role}: 'identity' moves between equal shapes only"
         assert one.norm > 0
-
-
-def test_tensors_that_no_part_of_the_model_reads_are_listed_as_such(kit, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    source = kit.tiny_vit(16)
-    for name, model in (("a", source), ("tuned", kit.nudge(source)), ("b", kit.tiny_vit(24, seed=4))):
-        model.save_pretrained(tmp_path / name)
-    for place, value in (("a", 1.0), ("tuned", 2.0)):
-        held = load_file(tmp_path / place / "model.safetensors")
-        extra = {"notes.scale": torch.full((3,), value), "notes.same": torch.ones(3)}
-        save_file({**held, **extra}, tmp_path / place / "model.safetensors", metadata={"format": "pt"})
-    folders = [str(tmp_path / name) for name in ("a", "tuned", "b")]
-    result = transport(*folders, data=kit.pictures(32), method="theseus", strength=1.0, batches=1)
-    left = {one.tensor: one.reason for one in result.moved.left}
-    assert left == {"notes.scale": "it lies beside the source's weights, and no part of the model reads it"}

@@ -28,7 +28,7 @@ from transship.verbs.transport.protocol import (
     move_vector,
 )
 from transship.verbs.transport.roles import Roles
-from transship.verbs.transport.source_update import ONLY_TUNED, SourceUpdate
+from transship.verbs.transport.source_update import SourceUpdate
 from transship.verbs.transport.tables import Tables
 
 _NO_PARTNER = "the target has no partner for it"
@@ -261,9 +261,8 @@ class Mover:
         for name, reason in self.update.resized.items():
             found = by_name.get(name)
             self.made.left.append(Left(name, found.role if found else "unknown", float("nan"), reason))
-        for name, reason in self.update.strays.items():
-            role = "added" if reason == ONLY_TUNED else "unread"
-            self.made.left.append(Left(name, role, float("nan"), reason))
+        for name in self.update.strays:
+            self.made.left.append(Left(name, "added", float("nan"), "only the fine-tune has it"))
 
     def _account_parts(self, name: str) -> None:
         """List the parts of a fused tensor that were not moved where others were."""

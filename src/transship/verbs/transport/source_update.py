@@ -17,8 +17,6 @@ from transship.errors import CheckpointError
 
 # A fine-tune moves its weights by a few percent; another model of the same shape lies at about √2.
 _STRANGER = 0.7
-ONLY_TUNED = "only the fine-tune has it"
-_UNREAD = "it lies beside the source's weights, and no part of the model reads it"
 
 
 @dataclass(eq=False)
@@ -29,7 +27,7 @@ class SourceUpdate:
         dense_tensors: in memory, when the models were given as modules.
         update: lazy, when they were given as checkpoints.
         names: parameter of the source's module → tensor of the checkpoint.
-        strays: tensors of the update that no parameter of the module holds, and why.
+        strays: tensors of the update that no parameter of the module holds.
         resized: tensors of another shape in the fine-tune, such as a head with more classes, and the shapes.
         adapter: whether it came as low-rank factors.
     """
@@ -37,7 +35,7 @@ class SourceUpdate:
     dense_tensors: dict[str, Tensor] = field(default_factory=dict)
     update: Update | None = None
     names: Mapping[str, str] = field(default_factory=dict)
-    strays: Mapping[str, str] = field(default_factory=dict)
+    strays: tuple[str, ...] = ()
     resized: Mapping[str, str] = field(default_factory=dict)
     adapter: bool = False
 
@@ -49,7 +47,7 @@ class SourceUpdate:
         both = {name: (before[name], after[other]) for name, other in names.items()}
         fits = {name: pair for name, pair in both.items() if pair[0].shape == pair[1].shape}
         dense = {name: (b.detach().float() - a.detach().float()).cpu() for name, (a, b) in fits.items()}
-        strays = {name: ONLY_TUNED for name in after if name not in set(names.values())}
+        strays = tuple(name for name in after if name not in set(names.values()))
         resized = {name: _resized(*both[name]) for name in both if name not in fits}
         return cls(dense_tensors=dense, strays=strays, resized=resized)
 
@@ -62,8 +60,7 @@ class SourceUpdate:
         )
         names = parameter_names(model, source)
         held = set(names.values())
-        unread = [name for name in update.names if name not in held and update.dense(name).any()]
-        strays = {**dict.fromkeys(unread, _UNREAD), **dict.fromkeys(update.added, ONLY_TUNED)}
+        strays = tuple(name for name in (*update.names, *update.added) if name not in held)
         resized = {}
         for name, other in (
             {} if adapter else translation(list(source.tensors), list(tuned.tensors))
