@@ -63,7 +63,7 @@ def test_what_stage_one_does_otherwise_than_by_default_is_said(name: str):
 def test_the_large_scale_has_every_row():
     suite = load_suite("recraft-series")
     parts = {case["part"] for case in suite.cases(suite.scales["large"].options)}
-    assert {*CORE, *OTHERS, DEFAULT, "raw", "fno", *worth.CHANGES, *worth.BESIDE} == parts
+    assert {*CORE, *OTHERS, DEFAULT, "raw", "fno", *worth.CHANGES, *worth.OF_STEM, *worth.BESIDE} == parts
     assert suite.scales["full"].seeds == 5
 
 
@@ -71,7 +71,7 @@ def test_every_claim_has_a_value_in_every_seed_of_the_full_scale(monkeypatch, tm
     """A claim without one in some seed could never be decided."""
 
     def stood_in(task, part, *, seed, backbone, options):
-        names = RAW_NAMES if "raw" in part else [part]
+        names = RAW_NAMES if part.startswith("raw") else [part]
         metrics = {"accuracy": 0.5, "w1_ratio": 1.0, "fld_drop": 0.2}
         yield from (Measurement({"method": name}, metrics) for name in names)
 

@@ -36,6 +36,19 @@ def test_fine_tuning_beats_the_probe_leaves_the_base_alone_and_repeats_itself():
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in body.state_dict().items())
 
 
+def test_dropout_is_drawn_from_the_seed_and_leaves_the_global_draws_alone():
+    one = task("one", 1)
+    start = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 4)).eval()
+    settings = {"steps": 3, "rate": 1e-2, "batch": 32}
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first, _ = tune(start, [one], seed=0, **settings)
+    assert torch.equal(torch.rand(1), expected)  # and the next one begins from another state
+    again, _ = tune(start, [one], seed=0, **settings)
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in first.state_dict().items())
+
+
 def test_several_tasks_share_one_body_and_keep_a_head_each():
     tasks = [task("one", 1), task("two", 2, classes=4)]
     body, heads = tune(base(), tasks, steps=150, rate=1e-2, seed=0, batch=32)

@@ -53,7 +53,7 @@ QUICK = Scale(
     },
 )
 
-# in core-minutes, by the CPU seconds of single fits: low 110, worth 40, fields 9, all 7, further 5, second 5
+# in core-minutes, by the CPU seconds of single fits: low 110, worth 45, fields 9, all 7, further 5, second 5
 FULL = Scale(
     seeds=5,
     minutes=90,

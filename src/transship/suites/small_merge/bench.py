@@ -132,7 +132,8 @@ class Bench(ABC):
             if seconds is not None:
                 seconds.append(time.process_time() - start)
             body.load_state_dict(fusion.parameters, strict=True)
-            yield View(body)
+            # most ways leave the first model as it came: one body for all of them
+            yield View(body, self.read) if arrival is arrivals[0] else View(body)
 
     # -- measuring -----------------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Bench(ABC):
         """The base under each kind of head in each order, the fine-tunes themselves, multi-task training."""
         from transship.suites.small_merge.trajectory import View
 
-        first, view = self.in_order(0), View(self.base)
+        first, view = self.in_order(0), View(self.base, self.read)  # one base for several seeds
         for order, found in enumerate(base_by_order(view, [self.in_order(n) for n in range(orders)])):
             for heads, metrics in found.items():
                 yield Measurement({"method": BASE, "heads": heads, "order": order}, metrics)

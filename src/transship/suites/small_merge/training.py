@@ -95,7 +95,9 @@ def tune(
 
         return draw
 
-    return train(body, heads, [drawn(task) for task in tasks], steps=steps, rate=rate), heads
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of dropout
+        return train(body, heads, [drawn(task) for task in tasks], steps=steps, rate=rate), heads
 
 
 def train(

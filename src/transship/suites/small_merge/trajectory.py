@@ -62,11 +62,11 @@ class Arrival:
 class View:
     """The tasks as one body sees them: features are read and heads fitted when first asked for, then kept.
 
-    It holds for as long as the body keeps its weights.
+    It holds for as long as the body keeps its weights. `read` gives its features.
     """
 
-    def __init__(self, body: nn.Module) -> None:
-        self.body = body
+    def __init__(self, body: nn.Module, read: Callable[[nn.Module, Tensor], Tensor] = encode) -> None:
+        self.body, self.read = body, read
         self._features: dict[tuple[str, str], Tensor] = {}
         self._heads: dict[tuple[str, str], LinearHead] = {}
 
@@ -95,7 +95,7 @@ class View:
 
     def _read(self, part: str, name: str, inputs: Tensor) -> Tensor:
         if (part, name) not in self._features:
-            self._features[part, name] = encode(self.body, inputs)
+            self._features[part, name] = self.read(self.body, inputs)
         return self._features[part, name]
 
 
