@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transship.report import Column, KeyFigure, KeyFigures, Section, Spread, Table, Text
+from transship.report import Column, Figure, KeyFigure, KeyFigures, Section, Spread, Table, Text
 
 
 def test_a_table_becomes_markdown():
@@ -91,3 +91,12 @@ def test_sections_become_markdown():
         ],
     )
     assert section.to_markdown() == "## Found\n\nOne.\n\nTwo.\n\n> Careful\n\n- score: **0.5** (of 1)"
+
+
+@pytest.mark.parametrize(("count", "written"), [(100, True), (101, False)])
+def test_a_figure_of_many_points_says_in_markdown_how_many_and_not_each(count: int, written: bool):
+    figure = Figure({}, "A cloud.", numbers=Table(["x"], [[place] for place in range(count)]))
+    found = figure.to_markdown()
+    assert "A cloud." in found
+    assert ("| 99 |" in found) is written
+    assert (f"{count} rows of numbers" in found) is not written

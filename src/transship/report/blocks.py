@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from transship.report.values import clean, column_decimals, number, plain, show
 
+MOST_ROWS = 100  # of a figure's numbers in Markdown, where nothing folds
+
 
 @dataclass(frozen=True)
 class Text:
@@ -174,9 +176,14 @@ class Figure:
     numbers: Table | None = None
 
     def to_markdown(self) -> str:
-        """Return the caption and the numbers."""
+        """Return the caption and the numbers; of long tables (points of a cloud) only how long they are."""
         caption = f"*{_markdown_text(clean(self.caption or self.alt))}*"
-        return caption if self.numbers is None else f"{caption}\n\n{self.numbers.to_markdown()}"
+        if self.numbers is None:
+            return caption
+        rows = len(self.numbers.rows)
+        if rows > MOST_ROWS:
+            return f"{caption}\n\n({rows} rows of numbers: on the HTML page, below the figure.)"
+        return f"{caption}\n\n{self.numbers.to_markdown()}"
 
 
 Block = Text | Table | Figure | KeyFigures
