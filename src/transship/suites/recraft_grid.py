@@ -176,7 +176,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=5,
-            minutes=90,
+            minutes=25,
             options={
                 "pretrain": 1500,
                 "variants": {
