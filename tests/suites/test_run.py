@@ -205,6 +205,34 @@ def test_what_is_finished_can_be_shown_so_far_and_decides_nothing(toy):
     assert {claim.verdict for claim in whole.claims} != {"undecided"}
 
 
+def test_a_run_takes_over_what_a_stopped_one_elsewhere_has_finished(toy, log, tmp_path: Path):
+    suite = load_suite("toy-suite", toy())
+    there = SuiteRun(suite, "quick", home=tmp_path / "elsewhere")
+    steps = there.steps()
+    next(steps), next(steps)
+    early, noted = there.result(so_far=True), len(log())
+    here = SuiteRun(suite, "quick")
+    assert here.take_over(early) == 2
+    assert here.take_over(early) == 0
+    assert sum(step.reused for step in here.steps()) == 2
+    assert sum(line.startswith("case") for line in log()[noted:]) == 4
+    result = here.result()
+    assert result.taken_over == 2
+    assert [case.measurements for case in result.cases[:2]] == [case.measurements for case in early.cases]
+    assert result.cases[0].attachments["taken over"] == early.environment
+    assert SuiteResult.from_json(json.loads(result.dumps())) == result
+
+
+def test_results_of_other_code_are_not_taken_over(toy):
+    folder = toy()
+    result = run_suite(load_suite("toy-suite", folder), "quick")
+    toy(sleep=0.001)
+    changed = SuiteRun(load_suite("toy-suite", folder), "quick")
+    with pytest.raises(OptionError, match="its code, options or data is not that of this run"):
+        changed.take_over(result)
+    assert not changed.finished()
+
+
 def test_a_scale_that_is_not_declared_is_named(toy):
     with pytest.raises(OptionError, match="toy-suite: there is no scale 'paper'; choose one of: full, quick"):
         SuiteRun(load_suite("toy-suite", toy()), "paper")

@@ -64,6 +64,14 @@ MANY = 6
 @click.option(
     "--fresh", is_flag=True, help="Forget finished cases and trained models, and compute all again."
 )
+@click.option(
+    "--known",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A results.json of the same code, options and data, also of a stopped run elsewhere (--so-far): "
+    "its cases are taken over.",
+)
 @click.option("--so-far", is_flag=True, help="Run nothing: write what finished cases of a stopped run say.")
 @click.option("--skip-missing", is_flag=True, help="Leave out suites whose data or models are not here.")
 @click.option("--force", is_flag=True, help="Replace another run's results in OUT.")
@@ -85,6 +93,7 @@ def command(
     device: str | None,
     changes: tuple[tuple[str, str], ...],
     fresh: bool,
+    known: tuple[Path, ...],
     so_far: bool,
     skip_missing: bool,
     force: bool,
@@ -110,8 +119,9 @@ def command(
     budget.require(WORK if jobs is None else jobs * (WORK + TORCH) - TORCH, "a suite")
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
-    if so_far and fresh:
-        raise OptionError("--so-far and --fresh contradict each other", where="bench", fix="give one")
+    for name, given in (("--so-far", so_far), ("--known", known)):
+        if given and fresh:
+            raise OptionError(f"{name} and --fresh contradict each other", where="bench", fix="give one")
     suites = bench.choose(names or ("all",), folder)
     if not names:
         _list([bench.card(suite) for suite in suites], as_json)
@@ -127,6 +137,8 @@ def command(
         suites = _keep(*bench.able(suites, size, device=device))
     runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
     folders = [bench.check_output(run, out, force=force) for run in runs]
+    for file, count in bench.take_over(runs, known).items():
+        click.echo(f"{count} cases taken over from {file}", err=True)
     results: dict[str, SuiteResult] = {}
     for run in runs if so_far else _watch(runs, jobs or _processes(runs, budget.limit)):
         result = results[run.suite.name] = run.result(so_far=so_far)

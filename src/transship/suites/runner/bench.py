@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transship.errors import MissingError, OutputError, TransshipError
+from transship.errors import MissingError, OptionError, OutputError, TransshipError
 from transship.report import write_text
 from transship.suites.runner.declaration import Suite
 from transship.suites.runner.find import load_suite, suite_names
@@ -92,6 +92,18 @@ def able(
             continue
         here.append(suite)
     return here, reasons
+
+
+def take_over(runs: Sequence[SuiteRun], files: Sequence[Path]) -> dict[Path, int]:
+    """Give the runs what earlier results have finished; return how many cases each file brought."""
+    by_name, brought = {run.suite.name: run for run in runs}, dict[Path, int]()
+    for file in files:
+        found = SuiteResult.read(file)
+        if found.suite not in by_name:
+            fix = f"name the suite {found.suite}, or leave the file out"
+            raise OptionError(f"it is a result of {found.suite}", where=str(file), fix=fix)
+        brought[file] = by_name[found.suite].take_over(found, where=str(file))
+    return brought
 
 
 def check_output(run: SuiteRun, out: Path, *, force: bool = False) -> Path:

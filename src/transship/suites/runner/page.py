@@ -199,6 +199,7 @@ def _provenance(results: Sequence[SuiteResult]) -> report.Provenance:
         notes={
             result.suite: {
                 "cases": len(result.cases),
+                **({"cases taken over": result.taken_over} if result.taken_over else {}),
                 "seconds": round(result.seconds, 1),
                 "fingerprint": result.fingerprint[:16],
             }

@@ -15,6 +15,7 @@ from transship.suites.runner.quantities import Measurement, Quantity
 from transship.suites.runner.verdict import Judgement, Spread, Verdict, judge, postponed, spread
 
 SCHEMA = 1
+TAKEN_OVER = "taken over"  # the attachment that says on what another run computed a case
 _FIX = "run the suite again with this version of transship"
 
 
@@ -103,6 +104,11 @@ class SuiteResult:
     def unfinished(self) -> str:
         """`40 of 84 cases are finished` where some are missing, else an empty text."""
         return _unfinished(len(self.cases), self.planned)
+
+    @property
+    def taken_over(self) -> int:
+        """How many cases another run computed, perhaps on another machine."""
+        return sum(TAKEN_OVER in case.attachments for case in self.cases)
 
     @property
     def measurements(self) -> list[Measurement]:

@@ -22,7 +22,7 @@ from transship.suites.runner.context import Context
 from transship.suites.runner.declaration import Case, Measured, Suite
 from transship.suites.runner.needs import device_for, ensure, signature
 from transship.suites.runner.quantities import Measurement
-from transship.suites.runner.results import CaseResult, SuiteResult, case_from_json, summarise
+from transship.suites.runner.results import TAKEN_OVER, CaseResult, SuiteResult, case_from_json, summarise
 from transship.suites.runner.sources import suite_fingerprint
 
 
@@ -130,6 +130,25 @@ class SuiteRun:
         write_text(
             self._file(result.case), json.dumps(dataclasses.asdict(result), allow_nan=False), force=True
         )
+
+    def take_over(self, other: SuiteResult, *, where: str = "result") -> int:
+        """Keep what another run of the same code, options and data has finished; return how many were new.
+
+        Each such case says on what it was computed.
+        """
+        for what, ours, theirs in (
+            ("suite", self.suite.name, other.suite),
+            ("scale", self.scale, other.scale),
+            ("code, options or data", self.fingerprint, other.fingerprint),
+        ):
+            if ours != theirs:
+                raise OptionError(f"its {what} is not that of this run", where=where, fix="leave it out")
+        left = self.earlier()[1]
+        new = [one for one in other.cases if one.case in left]
+        for one in new:
+            about = {TAKEN_OVER: other.environment, **one.attachments}
+            self.keep(dataclasses.replace(one, attachments=about))
+        return len(new)
 
     def result(self, *, so_far: bool = False) -> SuiteResult:
         """Return tables, curves and verdicts from the finished cases.
