@@ -223,6 +223,23 @@ def test_a_run_takes_over_what_a_stopped_one_elsewhere_has_finished(toy, log, tm
     assert SuiteResult.from_json(json.loads(result.dumps())) == result
 
 
+def test_a_skipped_case_is_tried_again_and_the_others_are_not(toy, log, tmp_path: Path):
+    folder, missing = toy(), (tmp_path / "library").as_posix()
+    line = '    log = Path(context.options["log"])\n'
+    skip = f"    if case.seed == 1 and not Path({missing!r}).exists():\n"
+    skip += '        context.attach("skipped", "the library is not here")\n        return []\n'
+    file = folder / "toy_suite.py"
+    file.write_text(file.read_text().replace(line, skip + line))
+    suite = load_suite("toy-suite", folder)
+    first = run_suite(suite, "quick")
+    assert len(log()) == 2 * (2 + 1)
+    assert untimed(run_suite(suite, "quick").to_json()) == untimed(first.to_json())
+    Path(missing).touch()
+    second = run_suite(suite, "quick")
+    assert len(second.measurements) == len(first.measurements) + 4
+    assert len(log()) == 3 * (2 + 1)
+
+
 def test_results_of_other_code_are_not_taken_over(toy):
     folder = toy()
     result = run_suite(load_suite("toy-suite", folder), "quick")

@@ -15,6 +15,7 @@ from transship.suites.runner.quantities import Measurement, Quantity
 from transship.suites.runner.verdict import Judgement, Spread, Verdict, judge, postponed, spread
 
 SCHEMA = 1
+SKIPPED = "skipped"  # the attachment that says why a case measured nothing, such as a library that is missing
 TAKEN_OVER = "taken over"  # the attachment that says on what another run computed a case
 _FIX = "run the suite again with this version of transship"
 

@@ -22,7 +22,14 @@ from transship.suites.runner.context import Context
 from transship.suites.runner.declaration import Case, Measured, Suite
 from transship.suites.runner.needs import device_for, ensure, signature
 from transship.suites.runner.quantities import Measurement
-from transship.suites.runner.results import TAKEN_OVER, CaseResult, SuiteResult, case_from_json, summarise
+from transship.suites.runner.results import (
+    SKIPPED,
+    TAKEN_OVER,
+    CaseResult,
+    SuiteResult,
+    case_from_json,
+    summarise,
+)
 from transship.suites.runner.sources import suite_fingerprint
 
 
@@ -99,12 +106,15 @@ class SuiteRun:
         return [case for case in self.cases if self._read(case) is not None]
 
     def earlier(self) -> tuple[list[Step], list[Case]]:
-        """Return the cases that an earlier run has finished, as steps, and those that are left."""
+        """Return the cases that an earlier run has finished, as steps, and those that are left.
+
+        A case that was skipped is tried again: what it missed may be here now.
+        """
         steps: list[Step] = []
         left: list[Case] = []
         for case in self.cases:
             found = self._read(case)
-            if found is None:
+            if found is None or SKIPPED in found.attachments:
                 left.append(case)
             else:
                 steps.append(Step(case, len(steps) + 1, len(self.cases), found.seconds, reused=True))
