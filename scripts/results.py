@@ -11,6 +11,9 @@ those of the rounded numbers. `--again` makes tables, curves and verdicts from a
 a corrected claim or a figure of a paper reaches it without a new run; cases, seeds, options, fingerprint and
 environment stay as they were.
 
+What a stopped run has finished (`transship bench NAME --so-far`) lies in `benchmarks/results/unfinished`, for
+`transship bench NAME --known FILE` to go on from while code and data are the same; no page shows it.
+
 The pages are `index.md`, with every claim's verdict, and a page per run with its tables. Nothing on them is
 typed by hand; a test fails while `docs/results` differs from what this script writes.
 """
