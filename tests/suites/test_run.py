@@ -234,6 +234,8 @@ def test_a_skipped_case_is_tried_again_and_the_others_are_not(toy, log, tmp_path
     first = run_suite(suite, "quick")
     assert len(log()) == 2 * (2 + 1)
     assert untimed(run_suite(suite, "quick").to_json()) == untimed(first.to_json())
+    assert len(SuiteRun(suite, "quick").finished()) == 4
+    assert SuiteRun(suite, "quick", home=tmp_path / "elsewhere").take_over(first) == 4
     Path(missing).touch()
     second = run_suite(suite, "quick")
     assert len(second.measurements) == len(first.measurements) + 4

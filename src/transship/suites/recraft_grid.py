@@ -176,7 +176,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=5,
-            minutes=25,
+            minutes=20,
             options={
                 "pretrain": 1500,
                 "variants": {

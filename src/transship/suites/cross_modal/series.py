@@ -57,7 +57,7 @@ QUICK = Scale(
 # in core-minutes, by the CPU seconds of single fits: low 90, worth 45, fields 9, all 7, further 5, second 5
 FULL = Scale(
     seeds=5,
-    minutes=80,
+    minutes=90,
     needs=_NEEDS,
     options={
         "seeds": 5,

@@ -103,7 +103,7 @@ class SuiteRun:
 
     def finished(self) -> list[Case]:
         """Return the cases that an earlier run has finished."""
-        return [case for case in self.cases if self._read(case) is not None]
+        return [step.case for step in self.earlier()[0]]
 
     def earlier(self) -> tuple[list[Step], list[Case]]:
         """Return the cases that an earlier run has finished, as steps, and those that are left.
@@ -154,7 +154,7 @@ class SuiteRun:
             if ours != theirs:
                 raise OptionError(f"its {what} is not that of this run", where=where, fix="leave it out")
         left = self.earlier()[1]
-        new = [one for one in other.cases if one.case in left]
+        new = [one for one in other.cases if one.case in left and SKIPPED not in one.attachments]
         for one in new:
             about = {TAKEN_OVER: other.environment, **one.attachments}
             self.keep(dataclasses.replace(one, attachments=about))
