@@ -217,7 +217,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=3,
-            minutes=70,
+            minutes=85,
             options={**_WHOLE, "main": MAIN, "once": ONCE},
             needs=_WHOLE_NEEDS,
         ),
