@@ -140,7 +140,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=3,
-            minutes=48,
+            minutes=30,
             options={
                 "tasks": list(TASKS),
                 "rows": 3000,
