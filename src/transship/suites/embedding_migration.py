@@ -291,7 +291,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=3,
-            minutes=8,
+            minutes=3.5,
             options={
                 "corpora": ["glosses", "cranfield"],
                 "pairs": [list(pair) for pair in QUICK_PAIRS],

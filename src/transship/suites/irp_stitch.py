@@ -239,7 +239,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=3,
-            minutes=6,
+            minutes=2,
             options={
                 "data": ["digits", "mnist", "trec_questions"],
                 "encoders": {

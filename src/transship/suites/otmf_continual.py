@@ -124,7 +124,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=2,
-            minutes=4,
+            minutes=2,
             options={
                 "tasks": list(TASKS[:4]),
                 "rows": 1000,

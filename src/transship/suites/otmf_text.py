@@ -127,7 +127,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=2,
-            minutes=4,
+            minutes=2,
             options={
                 "tasks": ["trec", "spam", "news"],
                 "rows": 400,

@@ -150,7 +150,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=2,
-            minutes=5,
+            minutes=2,
             options={
                 "pretrain": 1500,
                 "variants": {

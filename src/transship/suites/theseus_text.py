@@ -200,7 +200,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=2,
-            minutes=15,
+            minutes=8,
             options={
                 "main": {"trec": ["minilm-l3"]},
                 "once": {},

@@ -171,7 +171,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=2,
-            minutes=10,
+            minutes=4.5,
             options={
                 "pretrain": 1500,
                 "tune": 250,

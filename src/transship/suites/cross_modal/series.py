@@ -33,7 +33,7 @@ _NEEDS = (*needs(*FURTHER), packaged_model(SECOND))
 
 QUICK = Scale(
     seeds=2,
-    minutes=5,
+    minutes=2,
     options={
         "seeds": 2,
         "variants": {
