@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
+# the tests start hundreds of processes: each would compile the sources anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test tutorials lint docs bench peers clean
 
@@ -19,7 +21,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 lint: setup
