@@ -161,42 +161,34 @@ def alive(group: int) -> bool:
     return any(state != "Z" for state in states)
 
 
-def write_part(folder: Path, number: int) -> None:
-    vectors = pa.FixedSizeListArray.from_arrays(
-        pa.array(helpers.make_rows(50, 6, seed=number).reshape(-1)), 6
-    )
-    ids = np.arange(50 * number, 50 * number + 50)
-    pq.write_table(pa.table({"id": ids, "vector": vectors}), folder / f"{number:04d}.parquet")
-
-
-def interrupted(words: list[str], partial: Path) -> tuple[subprocess.Popen[str], str]:
-    """Return a command that Ctrl-C reached when it had written three parts, and what it said."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "transship", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a group of its own, as a terminal's Ctrl-C reaches all of one
-    )
-    while process.poll() is None and len(list(partial.glob("*.parquet"))) < 3:
-        time.sleep(0.005)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGINT)
-    return process, process.communicate(timeout=120)[1]
+def hear_ctrl_c() -> None:
+    """Undo what a shell does to the commands that it starts in the background: they ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_ctrl_c_stops_all_processes_with_one_sentence_and_the_run_goes_on_later(saved, tmp_path: Path):
     (tmp_path / "in").mkdir()
+    for number in range(700):  # more than are done before the signal comes
+        block = helpers.make_rows(50, 6, seed=number)
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.reshape(-1)), 6)
+        ids = np.arange(50 * number, 50 * number + 50)
+        pq.write_table(pa.table({"id": ids, "vector": vectors}), tmp_path / "in" / f"{number:04d}.parquet")
     words = ["translate", "apply", saved.path, str(tmp_path / "in"), str(tmp_path / "out"), "--jobs", "2"]
-    for parts in (range(700), range(700, 5000)):  # more, where a busy machine is done before the signal comes
-        for number in parts:
-            write_part(tmp_path / "in", number)
-        process, said = interrupted(words, tmp_path / ".out.partial")
-        if process.returncode:
-            break
-        shutil.rmtree(tmp_path / "out")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transship", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a group of its own, as a terminal's Ctrl-C reaches all of one
+        preexec_fn=hear_ctrl_c,
+    )
+    while process.poll() is None and len(list((tmp_path / ".out.partial").glob("*.parquet"))) < 3:
+        time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert said.splitlines()[-1] == "stopped; nothing half-written was left"
     assert "Traceback" not in said
