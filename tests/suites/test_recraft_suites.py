@@ -3,9 +3,9 @@ import pytest
 from transship.registry import build_method
 from transship.suites import recraft_series
 from transship.suites.cross_modal import worth
-from transship.suites.cross_modal.measure import DEFAULT, parameters
+from transship.suites.cross_modal.measure import DEFAULT, EQUAL_TIME, parameters
 from transship.suites.cross_modal.rows import CORE, OTHERS, RAW_NAMES, TITLES
-from transship.suites.cross_modal.tasks import series_task
+from transship.suites.cross_modal.tasks import FIELDS, UCR, series_task
 from transship.suites.runner import Case, Context, Measurement, judge, load_suite
 from transship.suites.runner.cache import Cache
 
@@ -13,11 +13,11 @@ from transship.suites.runner.cache import Cache
 @pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
 def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: str):
     suite = load_suite(name)
-    for scale in suite.scales.values():
+    for name, scale in suite.scales.items():
         cases = [tuple(sorted(case.items())) for case in suite.cases(scale.options)]
         assert len(cases) == len(set(cases))
         for variant, own in scale.options["variants"].items():
-            if variant == worth.VARIANT:
+            if variant == worth.VARIANT or (name, variant) == ("broad", "low"):  # the rest of full's table
                 continue
             for task in own.get("tasks", own.get("parts")):
                 parts = {
@@ -53,7 +53,7 @@ def test_only_the_row_that_is_told_nothing_passes_for_the_default_of_adapt_fit()
 @pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
 def test_what_stage_one_does_otherwise_than_by_default_is_said(name: str):
     suite, default = load_suite(name), build_method("adapt", "recraft")
-    for scale in ("full", "large"):
+    for scale in set(suite.scales) - {"quick"}:
         for own in suite.scales[scale].options["variants"].values():
             for option, value in own["methods"]["hybrid"].items():
                 if value != getattr(default, option):
@@ -65,6 +65,34 @@ def test_the_large_scale_has_every_row():
     parts = {case["part"] for case in suite.cases(suite.scales["large"].options)}
     assert {*CORE, *OTHERS, DEFAULT, "raw", "fno", *worth.CHANGES, *worth.OF_STEM, *worth.BESIDE} == parts
     assert suite.scales["full"].seeds == 5
+
+
+def test_full_and_broad_together_have_every_row_with_five_seeds():
+    scales = load_suite("recraft-series").scales
+    found: dict[tuple[str, str, int | None], set[str]] = {}
+    for scale in ("full", "broad"):
+        for variant, own in scales[scale].options["variants"].items():
+            for task in own["tasks"] if variant != worth.VARIANT else ():
+                five = [
+                    part
+                    for part in own["backbones"].get("minilm-l6", ())
+                    if own.get("part_seeds", {}).get(part, own.get("seeds", 5)) == 5
+                ]
+                found.setdefault((variant, task, own["rows"]), set()).update(five)
+    whole = {key: parts for key, parts in found.items() if key[0] != "second"}
+    assert {key[1:] for key in whole} == {
+        *((name, size) for name in UCR for size in (300, None)),
+        *((name, 200) for name in FIELDS),
+        ("waves", 300),
+    }
+    assert all(parts == {*CORE, *OTHERS} for parts in whole.values())
+
+
+def test_nft_at_equal_time_has_more_of_whatever_the_budget_counts():
+    task = series_task("waves", rows=30, test=5, seed=0)
+    by_epochs = parameters(task, EQUAL_TIME, {"epochs": 8}, longer=1.65)
+    by_steps = parameters(task, EQUAL_TIME, {"epochs": 8, "steps": 160}, longer=1.65)
+    assert (by_epochs["epochs"], by_steps["steps"]) == (13, 264)
 
 
 def test_every_claim_has_a_value_in_every_seed_of_the_full_scale(monkeypatch, tmp_path):

@@ -51,9 +51,9 @@ def adapted(
         method: a method of `adapt`, `nft*`, `hybrid` or `default`.
         seed: of everything drawn.
         backbone: its name, folder or the model itself.
-        settings: further parameters of the estimator, which `default` does not get; `epochs` is the budget of
-            stage 2.
-        longer: how many times the epochs `nft*` has.
+        settings: further parameters of the estimator, which `default` does not get; `epochs`, or
+            `steps` where it is told, is the budget of stage 2.
+        longer: how many times that budget `nft*` has.
         device: where it trains: cpu, or accelerate's choice.
     """
     from transship.errors import TransshipWarning
@@ -99,7 +99,8 @@ def parameters(
         return dict(COMMAND)
     asked = {**TOLD, **task.settings, **settings, "method": method}
     if method == EQUAL_TIME:
-        asked |= {"method": "nft", "epochs": round(longer * asked["epochs"])}
+        budget = "steps" if asked.get("steps") else "epochs"
+        asked |= {"method": "nft", budget: round(longer * asked[budget])}
     if method == HYBRID:
         asked |= {"method": "recraft", "base": "auto", "select": True}
     return asked

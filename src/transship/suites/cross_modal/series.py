@@ -110,6 +110,60 @@ FULL = Scale(
     },
 )
 
+# what full leaves out: every row and five seeds also where no claim is of them, and whole sets of
+# every size with as many steps for all. In core-minutes: further 77, all 200, fields 70, second 20, low 57
+BROAD = Scale(
+    seeds=5,
+    minutes=215,
+    needs=_NEEDS,
+    options={
+        "seeds": 5,
+        "variants": {
+            "further": {
+                "tasks": list(FURTHER),
+                "rows": 300,
+                "test": 400,
+                "backbones": _FIRST,
+                "longer": 1.65,
+                **_COMMON,
+            },
+            "fields": {
+                "tasks": list(FIELDS),
+                "rows": 200,
+                "test": 100,
+                "operator": True,
+                "backbones": _FIRST,
+                "methods": _RECRAFT,
+                "settings": {**_SETTINGS, "epochs": 12},
+                "longer": 1.65,
+            },
+            "second": {
+                "tasks": ["FaceAll", "waves"],
+                "rows": 200,
+                "test": 400,
+                "backbones": {SECOND: _FEW},
+                **_COMMON,
+            },
+            "low": {
+                "tasks": list(LOW),
+                "rows": 300,
+                "test": 400,
+                "backbones": {BACKBONE: list(UNCLAIMED)},
+                **_COMMON,
+            },
+            "all": {
+                "tasks": [*UCR],
+                "rows": None,
+                "test": 1000,
+                "backbones": _FIRST,
+                "settings": {**_SETTINGS, "steps": 160},
+                "methods": _RECRAFT,
+                "longer": 1.65,
+            },
+        },
+    },
+)
+
 LARGE = Scale(
     seeds=5,
     minutes=6500,
@@ -159,4 +213,4 @@ LARGE = Scale(
         },
     },
 )
-SCALES = {"quick": QUICK, "full": FULL, "large": LARGE}
+SCALES = {"quick": QUICK, "full": FULL, "broad": BROAD, "large": LARGE}
