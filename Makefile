@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
-# the tests start hundreds of processes: each would compile the sources anew
+# the tests start hundreds of processes: each would compile the sources anew. Set-up compiles on all cores,
+# which pip does on one; a few files of the libraries are for other Pythons and stay as they are
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test tutorials lint docs bench peers clean
@@ -21,7 +22,8 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@touch $@
 
 lint: setup

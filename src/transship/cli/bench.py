@@ -33,7 +33,7 @@ MANY = 6
 @click.option("--quick", is_flag=True, help="Minutes instead of the full size; short for --scale quick.")
 @click.option(
     "--scale",
-    type=click.Choice(["quick", "full", "large", "paper"]),
+    type=click.Choice(["quick", "full", "broad", "large", "paper"]),
     help="The size [default: full]; 'paper' is the paper's own setting: its models, its data, a GPU.",
 )
 @click.option(
@@ -111,7 +111,7 @@ def command(
     from transship.numerics import TORCH, MemoryBudget
     from transship.suites.runner import bench
 
-    if memory is not None and scale in ("large", "paper"):
+    if memory is not None and scale in ("broad", "large", "paper"):
         raise OptionError(
             f"nobody has measured what --scale {scale} takes", where="--memory", fix="leave --memory out"
         )

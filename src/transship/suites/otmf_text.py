@@ -144,7 +144,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=3,
-            minutes=140,
+            minutes=95,
             options={
                 "tasks": list(TASKS),
                 "rows": 2000,
