@@ -1,6 +1,7 @@
 """What starts fast stays fast, and what is built can be installed."""
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import transship
+from transship.cli import SPINS
 
 CPU_SECONDS = """
 import json, resource, sys
@@ -70,3 +72,21 @@ def test_a_wheel_builds_and_answers_in_an_empty_environment(tmp_path: Path):
     )
     assert output.stdout.strip() == f"transship {transship.__version__}"
     assert (next((tmp_path / "empty/lib").glob("python*")) / "site-packages/transship/py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("told", "spins"),
+    [({}, SPINS), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_wait_briefly_unless_the_user_says_otherwise(told, spins):
+    """It is said before torch is there, whose threads hear it once."""
+    code = (
+        "import os, sys, transship.cli as cli\n"
+        "cli.group.main = lambda *a, **k: print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))\n"
+        "cli.main(['methods'])"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean | told, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", str(spins)]
