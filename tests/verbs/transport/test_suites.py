@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from functools import partial
 
 import pytest
 
@@ -116,7 +117,7 @@ def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
     from transformers import BertConfig, BertModel
 
     from transship.suites.small_text import bench as text_bench
-    from transship.suites.small_text import tasks
+    from transship.suites.small_text import probes, tasks
 
     for seed, (name, width) in enumerate(ENCODERS.items()):
         shape = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 2}
@@ -137,6 +138,7 @@ def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
     monkeypatch.setenv("TRANSSHIP_MODELS", str(tmp_path / "models"))
     monkeypatch.setattr(tasks, "load_texts", some)
     monkeypatch.setattr(text_bench, "GRID", (0.0, 4.0))
+    monkeypatch.setattr(probes, "logistic_probe", partial(probes.logistic_probe, strengths=(1.0,)))
 
 
 def columns_filled_by(method: str, table: Table) -> set[str]:
