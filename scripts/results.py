@@ -11,8 +11,8 @@ those of the rounded numbers. `--again` makes tables, curves and verdicts from a
 a corrected claim or a figure of a paper reaches it without a new run; cases, seeds, options, fingerprint and
 environment stay as they were.
 
-What a stopped run has finished (`transship bench NAME --so-far`) lies in `benchmarks/results/unfinished`, for
-`transship bench NAME --known FILE` to go on from while code and data are the same; no page shows it.
+A run that was stopped (`transship bench NAME --so-far`) may be kept as well: its page says how much of it is
+there, and `transship bench NAME --known benchmarks/results/NAME-full.json` goes on from it.
 
 The pages are `index.md`, with every claim's verdict, and a page per run with its tables. Nothing on them is
 typed by hand; a test fails while `docs/results` differs from what this script writes.
@@ -31,6 +31,7 @@ from transship.suites.runner.find import load_suite
 from transship.suites.runner.page import count_verdicts, seeds_text, suite_page
 from transship.suites.runner.quantities import Measurement
 from transship.suites.runner.results import CaseResult, SuiteResult, summarise
+from transship.suites.runner.run import all_cases
 
 KEPT = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 LARGE, DIGITS = 1_000_000, 5
@@ -51,13 +52,17 @@ def runs() -> list[SuiteResult]:
 
 def again(run: SuiteResult) -> SuiteResult:
     """Return the run's own cases with the tables, curves and verdicts that are declared today."""
+    suite, done = load_suite(run.suite), [one.case for one in run.cases]
     made = summarise(
-        load_suite(run.suite),
+        suite,
         run.scale,
         run.seeds,
         run.cases,
-        planned=len(run.cases) if run.planned is None else run.planned,
+        waiting=[one for one in all_cases(suite, run.options, run.seeds) if one not in done]
+        if run.unfinished
+        else [],
         fingerprint=run.fingerprint,
+        code=run.code,
         environment=run.environment,
     )
     return dataclasses.replace(made, options=run.options, planned=run.planned)

@@ -189,6 +189,17 @@ def test_known_results_are_taken_over_or_refused_by_name(
     assert "cases taken over" in Path("second/counting/quick/results.md").read_text()
     other = bench(folder, "counting-more", "--quick", "--known", known)
     assert "it is a result of counting" in str(other.exception)
+    result = json.loads(Path(known).read_text())
+    Path("older.json").write_text(json.dumps({**result, "code": "of last year"}))
+    monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "a third cache"))
+    older = bench(folder, "counting", "--quick", "--known", "older.json", "--out", "third")
+    assert "its code or data is not that of this run" in str(older.exception)
+    trusted = bench(folder, "counting", "--quick", "--known", "older.json", "--trust", "--out", "third")
+    assert "2 cases taken over from older.json" in trusted.stderr
+    page = Path("third/counting/quick/results.md").read_text()
+    assert "of them from other code or data | 2" in page
+    alone = bench(folder, "counting", "--quick", "--trust")
+    assert "--trust: there is nothing to trust" in str(alone.exception)
     both = bench(folder, "counting", "--quick", "--known", known, "--fresh")
     assert "--known and --fresh contradict each other" in str(both.exception)
 

@@ -13,11 +13,11 @@ from transship.suites.runner.cache import Cache
 @pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
 def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: str):
     suite = load_suite(name)
-    for name, scale in suite.scales.items():
+    for scale in suite.scales.values():
         cases = [tuple(sorted(case.items())) for case in suite.cases(scale.options)]
         assert len(cases) == len(set(cases))
         for variant, own in scale.options["variants"].items():
-            if variant == worth.VARIANT or (name, variant) == ("broad", "low"):  # the rest of full's table
+            if variant == worth.VARIANT:
                 continue
             for task in own.get("tasks", own.get("parts")):
                 parts = {
@@ -67,25 +67,38 @@ def test_the_large_scale_has_every_row():
     assert suite.scales["full"].seeds == 5
 
 
-def test_full_and_broad_together_have_every_row_with_five_seeds():
-    scales = load_suite("recraft-series").scales
-    found: dict[tuple[str, str, int | None], set[str]] = {}
-    for scale in ("full", "broad"):
-        for variant, own in scales[scale].options["variants"].items():
-            for task in own["tasks"] if variant != worth.VARIANT else ():
-                five = [
-                    part
-                    for part in own["backbones"].get("minilm-l6", ())
-                    if own.get("part_seeds", {}).get(part, own.get("seeds", 5)) == 5
-                ]
-                found.setdefault((variant, task, own["rows"]), set()).update(five)
-    whole = {key: parts for key, parts in found.items() if key[0] != "second"}
-    assert {key[1:] for key in whole} == {
+def test_the_full_scale_has_every_row_with_five_seeds_on_few_and_on_all_rows():
+    full = load_suite("recraft-series").scales["full"]
+    assert full.seeds == full.options["seeds"] == 5
+    found: dict[tuple[str, int | None], set[str]] = {}
+    for variant, own in full.options["variants"].items():
+        assert not {"seeds", "part_seeds"} & set(own)
+        for task in own["tasks"] if variant not in (worth.VARIANT, "second") else ():
+            found.setdefault((task, own["rows"]), set()).update(own["backbones"]["minilm-l6"])
+    assert set(found) == {
         *((name, size) for name in UCR for size in (300, None)),
         *((name, 200) for name in FIELDS),
         ("waves", 300),
     }
-    assert all(parts == {*CORE, *OTHERS} for parts in whole.values())
+    assert all(parts == {*CORE, *OTHERS} for parts in found.values())
+
+
+def test_a_case_reads_its_own_variant_alone():
+    suite = load_suite("recraft-series")
+    options = suite.scales["full"].options
+    low = {"variant": "low", "task": "waves", "backbone": "minilm-l6", "part": "nft"}
+    fewer = {**options["variants"]["low"], "tasks": ["waves"], "longer": 3.0}
+    others = {**options, "variants": {"low": fewer}}
+    assert suite.depends(others, low) == suite.depends(options, low)
+    equal_time = {**low, "part": EQUAL_TIME}
+    assert suite.depends(others, equal_time) != suite.depends(options, equal_time)
+    changed = {**options, "variants": {"low": {**fewer, "settings": {"epochs": 1}}}}
+    assert suite.depends(changed, low) != suite.depends(options, low)
+    turn = {"variant": worth.VARIANT, "task": "waves", "backbone": "minilm-l6", "part": "24 tokens"}
+    assert suite.depends({**options, "seeds": 4}, turn) != suite.depends(options, turn)
+    plain = {**turn, "part": "recraft"}
+    assert suite.depends(options, plain)["change"] is None
+    assert suite.depends(options, turn)["change"] == worth.CHANGES["24 tokens"]
 
 
 def test_nft_at_equal_time_has_more_of_whatever_the_budget_counts():
@@ -151,15 +164,6 @@ def test_the_raw_part_of_a_case_runs_without_a_model(tmp_path):
     context = Context(suite.name, case, suite.scales["quick"].options, Cache(tmp_path))
     found = {one.factors["method"]: one.metrics["accuracy"] for one in suite.run(case, context)}
     assert found["rocket"] > max(found["logistic"], found["ridge"], found["constant"])
-
-
-def test_a_variant_with_fewer_seeds_leaves_the_others_out(tmp_path):
-    suite = load_suite("recraft-series")
-    options = suite.scales["full"].options
-    case = {"variant": "all", "task": "ECG5000", "backbone": "minilm-l6", "part": "nft"}
-    for seed in (2, 3, 4, 7):
-        context = Context(suite.name, Case(case, seed), options, Cache(tmp_path))
-        assert not list(suite.run(Case(case, seed), context))
 
 
 @pytest.mark.slow

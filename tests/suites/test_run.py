@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from transship.errors import OptionError
 from transship.suites import SuiteRun, load_suite, run_suite
-from transship.suites.runner import Measurement
+from transship.suites.runner import Claim, Measurement, cell
 from transship.suites.runner.cache import load_arrays
 from transship.suites.runner.page import seeds_text
 from transship.suites.runner.results import SuiteResult
@@ -205,6 +206,21 @@ def test_what_is_finished_can_be_shown_so_far_and_decides_nothing(toy):
     assert {claim.verdict for claim in whole.claims} != {"undecided"}
 
 
+def test_a_claim_is_decided_once_all_cases_that_it_may_read_are_finished(toy):
+    suite = load_suite("toy-suite", toy())
+    run = SuiteRun(suite, "quick")
+    steps = run.steps()
+    for _ in range(3):  # all seeds of the first method, none of the second
+        next(steps)
+    plain = Claim(text="Plain is small.", quantity=cell("score", method="plain"), at_most=0.5)
+    told = dataclasses.replace(suite, claims=(plain, *suite.claims))
+    early = SuiteRun(told, "quick").result(so_far=True)
+    assert early.unfinished == "3 of 6 cases are finished"
+    assert [claim.verdict for claim in early.claims] == ["confirmed", "undecided", "undecided", "undecided"]
+    assert early.claims[1].reason.startswith(early.unfinished)
+    assert early.claims[0].reason.startswith("mean ")
+
+
 def test_a_run_takes_over_what_a_stopped_one_elsewhere_has_finished(toy, log, tmp_path: Path):
     suite = load_suite("toy-suite", toy())
     there = SuiteRun(suite, "quick", home=tmp_path / "elsewhere")
@@ -242,14 +258,39 @@ def test_a_skipped_case_is_tried_again_and_the_others_are_not(toy, log, tmp_path
     assert len(log()) == 3 * (2 + 1)
 
 
-def test_results_of_other_code_are_not_taken_over(toy):
+def test_results_of_other_code_are_taken_over_only_by_whoever_trusts_them(toy, log, tmp_path: Path):
     folder = toy()
     result = run_suite(load_suite("toy-suite", folder), "quick")
-    toy(sleep=0.001)
-    changed = SuiteRun(load_suite("toy-suite", folder), "quick")
-    with pytest.raises(OptionError, match="its code, options or data is not that of this run"):
+    file = folder / "toy_suite.py"
+    file.write_text(file.read_text() + "\nMORE = 1\n")
+    changed = SuiteRun(load_suite("toy-suite", folder), "quick", home=tmp_path / "changed")
+    with pytest.raises(OptionError, match=r"its code or data is not that of this run; .* --trust"):
         changed.take_over(result)
     assert not changed.finished()
+    noted = len(log())
+    assert changed.take_over(result, trust=True) == 6
+    assert len(log()) == noted
+    found = changed.result()
+    assert (found.taken_over, found.other_code) == (6, 6)
+    assert found.cases[0].attachments["other code"] == result.code
+    assert result.other_code == 0
+    again = SuiteRun(load_suite("toy-suite", folder), "quick", home=tmp_path / "again")
+    assert again.take_over(found) == 6  # by the same code, which still says where they are from
+    assert again.result().other_code == 6
+
+
+def test_a_case_that_reads_the_same_options_is_the_same_in_another_scale(toy, tmp_path: Path):
+    suite = load_suite("toy-suite", toy())
+    quick = suite.scales["quick"]
+    larger = dataclasses.replace(quick, seeds=4, options={**quick.options, "unread": 1})
+    both = dataclasses.replace(suite, scales={**suite.scales, "full": larger})
+    result = run_suite(both, "quick")
+    with pytest.raises(OptionError, match="it has no case of this run"):  # every case reads all options
+        SuiteRun(both, "full", home=tmp_path / "elsewhere").take_over(result)
+    told = dataclasses.replace(both, depends=lambda options, factors: options["sleep"])
+    result = run_suite(told, "quick")
+    assert len(SuiteRun(told, "full").finished()) == 6  # of the first three seeds
+    assert SuiteRun(told, "full", home=tmp_path / "elsewhere").take_over(result) == 6
 
 
 def test_a_scale_that_is_not_declared_is_named(toy):

@@ -33,7 +33,7 @@ MANY = 6
 @click.option("--quick", is_flag=True, help="Minutes instead of the full size; short for --scale quick.")
 @click.option(
     "--scale",
-    type=click.Choice(["quick", "full", "broad", "large", "paper"]),
+    type=click.Choice(["quick", "full", "large", "paper"]),
     help="The size [default: full]; 'paper' is the paper's own setting: its models, its data, a GPU.",
 )
 @click.option(
@@ -69,8 +69,13 @@ MANY = 6
     multiple=True,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A results.json of the same code, options and data, also of a stopped run elsewhere (--so-far): "
-    "its cases are taken over.",
+    help="A results.json of the same code and data, also of another scale or of a stopped run elsewhere "
+    "(--so-far): cases that this run has too are taken over.",
+)
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Take over --known results of other code or data as well; the page says of how many cases.",
 )
 @click.option("--so-far", is_flag=True, help="Run nothing: write what finished cases of a stopped run say.")
 @click.option("--skip-missing", is_flag=True, help="Leave out suites whose data or models are not here.")
@@ -94,6 +99,7 @@ def command(
     changes: tuple[tuple[str, str], ...],
     fresh: bool,
     known: tuple[Path, ...],
+    trust: bool,
     so_far: bool,
     skip_missing: bool,
     force: bool,
@@ -111,7 +117,7 @@ def command(
     from transship.numerics import TORCH, MemoryBudget
     from transship.suites.runner import bench
 
-    if memory is not None and scale in ("broad", "large", "paper"):
+    if memory is not None and scale in ("large", "paper"):
         raise OptionError(
             f"nobody has measured what --scale {scale} takes", where="--memory", fix="leave --memory out"
         )
@@ -122,6 +128,8 @@ def command(
     for name, given in (("--so-far", so_far), ("--known", known)):
         if given and fresh:
             raise OptionError(f"{name} and --fresh contradict each other", where="bench", fix="give one")
+    if trust and not known:
+        raise OptionError("there is nothing to trust", where="--trust", fix="name a file with --known")
     suites = bench.choose(names or ("all",), folder)
     if not names:
         _list([bench.card(suite) for suite in suites], as_json)
@@ -137,7 +145,7 @@ def command(
         suites = _keep(*bench.able(suites, size, device=device))
     runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
     folders = [bench.check_output(run, out, force=force) for run in runs]
-    for file, count in bench.take_over(runs, known).items():
+    for file, count in bench.take_over(runs, known, trust=trust).items():
         click.echo(f"{count} cases taken over from {file}", err=True)
     results: dict[str, SuiteResult] = {}
     for run in runs if so_far else _watch(runs, jobs or _processes(runs, budget.limit)):

@@ -7,17 +7,14 @@ from typing import Any
 
 from transship.suites._packages import packaged_model
 from transship.suites.cross_modal import worth
-from transship.suites.cross_modal.measure import HYBRID
 from transship.suites.cross_modal.rows import CORE, OTHERS
 from transship.suites.cross_modal.tasks import FIELDS, UCR, needs
 from transship.suites.runner import Scale
 
 LOW = ("CricketX", "FaceAll", "ElectricDevices", "waves")
 FURTHER = ("ECG5000", "FordA", "Crop")
-SHORT = ("ECG5000", "CricketX", "FaceAll")  # whose training sets have 390 to 560 rows
 BACKBONE, SECOND = "minilm-l6", "granite-small"  # the second one has 12 layers of the same width
 METHODS = (*CORE, *OTHERS)
-UNCLAIMED = ("frozen", "linear", "warm", "orca", "pare", "mona")  # rows that no claim is of
 _FEW = ["nft", "recraft", "fa", "fa-warm"]
 _FIRST = {BACKBONE: list(METHODS)}
 _SETTINGS = {"epochs": 8, "batch_size": 16, "proxy_items": 2400}
@@ -54,10 +51,11 @@ QUICK = Scale(
     },
 )
 
-# in core-minutes, by the CPU seconds of single fits: low 90, worth 45, fields 9, all 7, further 5, second 5
+# in core-minutes, by the CPU seconds of single fits: all 200, low 125, further 77, fields 70, worth 45,
+# second 20
 FULL = Scale(
     seeds=5,
-    minutes=90,
+    minutes=270,
     needs=_NEEDS,
     options={
         "seeds": 5,
@@ -66,59 +64,11 @@ FULL = Scale(
                 "tasks": list(LOW),
                 "rows": 300,
                 "test": 400,
-                "backbones": {BACKBONE: list(METHODS)},
-                "part_seeds": dict.fromkeys(UNCLAIMED, 3),
+                "backbones": _FIRST,
                 "longer": 1.65,
                 **_COMMON,
             },
             worth.VARIANT: worth.variant(BACKBONE, SECOND, **_COMMON),
-            "fields": {
-                "tasks": list(FIELDS),
-                "rows": 200,
-                "test": 100,
-                "seeds": 2,
-                "operator": True,
-                "backbones": {BACKBONE: [*_FEW, "scratch", HYBRID]},
-                "methods": _RECRAFT,
-                "settings": {**_SETTINGS, "epochs": 12},
-            },
-            "further": {
-                "tasks": list(FURTHER),
-                "rows": 300,
-                "test": 400,
-                "seeds": 1,
-                "backbones": {BACKBONE: _FEW},
-                **_COMMON,
-            },
-            "second": {
-                "tasks": ["FaceAll", "waves"],
-                "rows": 200,
-                "test": 400,
-                "seeds": 1,
-                "backbones": {SECOND: _FEW},
-                **_COMMON,
-            },
-            "all": {
-                "tasks": list(SHORT),
-                "rows": None,
-                "test": 1000,
-                "seeds": 1,
-                "backbones": {BACKBONE: _FEW},
-                **_COMMON,
-            },
-        },
-    },
-)
-
-# what full leaves out: every row and five seeds also where no claim is of them, and whole sets of
-# every size with as many steps for all. In core-minutes: further 77, all 200, fields 70, second 20, low 57
-BROAD = Scale(
-    seeds=5,
-    minutes=215,
-    needs=_NEEDS,
-    options={
-        "seeds": 5,
-        "variants": {
             "further": {
                 "tasks": list(FURTHER),
                 "rows": 300,
@@ -144,13 +94,7 @@ BROAD = Scale(
                 "backbones": {SECOND: _FEW},
                 **_COMMON,
             },
-            "low": {
-                "tasks": list(LOW),
-                "rows": 300,
-                "test": 400,
-                "backbones": {BACKBONE: list(UNCLAIMED)},
-                **_COMMON,
-            },
+            # whole sets of every size have as many steps: an epoch of ElectricDevices alone is 446
             "all": {
                 "tasks": [*UCR],
                 "rows": None,
@@ -213,4 +157,4 @@ LARGE = Scale(
         },
     },
 )
-SCALES = {"quick": QUICK, "full": FULL, "broad": BROAD, "large": LARGE}
+SCALES = {"quick": QUICK, "full": FULL, "large": LARGE}

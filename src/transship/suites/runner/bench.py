@@ -94,15 +94,18 @@ def able(
     return here, reasons
 
 
-def take_over(runs: Sequence[SuiteRun], files: Sequence[Path]) -> dict[Path, int]:
-    """Give the runs what earlier results have finished; return how many cases each file brought."""
+def take_over(runs: Sequence[SuiteRun], files: Sequence[Path], *, trust: bool = False) -> dict[Path, int]:
+    """Give the runs what earlier results have finished; return how many cases each file brought.
+
+    `trust` as of `SuiteRun.take_over`.
+    """
     by_name, brought = {run.suite.name: run for run in runs}, dict[Path, int]()
     for file in files:
         found = SuiteResult.read(file)
         if found.suite not in by_name:
             fix = f"name the suite {found.suite}, or leave the file out"
             raise OptionError(f"it is a result of {found.suite}", where=str(file), fix=fix)
-        brought[file] = by_name[found.suite].take_over(found, where=str(file))
+        brought[file] = by_name[found.suite].take_over(found, trust=trust, where=str(file))
     return brought
 
 

@@ -169,6 +169,10 @@ class Curve:
     log_x: bool = False
 
 
+def _all_options(options: Options, factors: Factors) -> Options:
+    return options
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """One paper's table (or several that share their runs) as a declaration.
@@ -183,6 +187,9 @@ class Suite:
         cases: from a scale's options to the factors of the cases; the runner adds the seeds.
         run: from a case and its context to metrics, or to several measurements whose factors are added to the
             case's.
+        depends: from a scale's options and a case's factors to those options that the case reads; all of them
+            unless told. A case that another scale has as well, or whose scale changed elsewhere, is then
+            known to be the same.
         tables: what is shown of it.
         curves: likewise.
         figures: makes further figures (blocks of `transship.report`) from the result.
@@ -199,6 +206,7 @@ class Suite:
     scales: Mapping[str, Scale]
     cases: Callable[[Options], Iterable[Factors]]
     run: Callable[[Case, Context], Measured]
+    depends: Callable[[Options, Factors], Any] = _all_options
     tables: tuple[Table, ...]
     curves: tuple[Curve, ...] = ()
     figures: Callable[[SuiteResult], Sequence[Any]] | None = None

@@ -200,6 +200,7 @@ def _provenance(results: Sequence[SuiteResult]) -> report.Provenance:
             result.suite: {
                 "cases": len(result.cases),
                 **({"cases taken over": result.taken_over} if result.taken_over else {}),
+                **({"of them from other code or data": result.other_code} if result.other_code else {}),
                 "seconds": round(result.seconds, 1),
                 "fingerprint": result.fingerprint[:16],
             }

@@ -17,6 +17,7 @@ from transship.suites.runner.verdict import Judgement, Spread, Verdict, judge, p
 SCHEMA = 1
 SKIPPED = "skipped"  # the attachment that says why a case measured nothing, such as a library that is missing
 TAKEN_OVER = "taken over"  # the attachment that says on what another run computed a case
+OTHER_CODE = "other code"  # the attachment of a case that was taken over from a run of other code or data
 _FIX = "run the suite again with this version of transship"
 
 
@@ -82,6 +83,7 @@ class SuiteResult:
         claims: the verdicts.
         seconds: of all cases together, also those of an earlier, killed run.
         planned: how many cases the whole run has; None in files of before it was noted.
+        code: hash of the code it ran and of the data, without the options; likewise empty.
     """
 
     suite: str
@@ -100,6 +102,7 @@ class SuiteResult:
     claims: tuple[Judgement, ...]
     seconds: float
     planned: int | None = None
+    code: str = ""
 
     @property
     def unfinished(self) -> str:
@@ -110,6 +113,11 @@ class SuiteResult:
     def taken_over(self) -> int:
         """How many cases another run computed, perhaps on another machine."""
         return sum(TAKEN_OVER in case.attachments for case in self.cases)
+
+    @property
+    def other_code(self) -> int:
+        """How many of these other code computed, or the same code on other data."""
+        return sum(OTHER_CODE in case.attachments for case in self.cases)
 
     @property
     def measurements(self) -> list[Measurement]:
@@ -203,15 +211,17 @@ def summarise(
     seeds: Sequence[int],
     cases: Sequence[CaseResult],
     *,
-    planned: int,
+    waiting: Sequence[Case] = (),
     fingerprint: str,
+    code: str,
     environment: dict[str, str],
 ) -> SuiteResult:
     """Return the result: tables, curves and verdicts from what the cases measured.
 
-    A table of which this scale measured nothing is left out. While cases are missing, no claim is decided: a
-    mean over the tasks that came first is not the mean that the claim is about.
+    A table of which this scale measured nothing is left out. While a case that a claim may read is `waiting`,
+    the claim is not decided: a mean over the tasks that came first is not the mean that the claim is about.
     """
+    planned = len(cases) + len(waiting)
     missing = _unfinished(len(cases), planned)
     measurements = [one for case in cases for one in case.measurements]
     tables = [table_result(table, measurements, seeds) for table in suite.tables]
@@ -232,12 +242,13 @@ def summarise(
         curves=tuple(curve_result(curve, measurements, seeds) for curve in suite.curves),
         claims=tuple(
             postponed(judge(claim, measurements, seeds), missing)
-            if missing
+            if any(claim.quantity.may_read(case.factors) for case in waiting)
             else judge(claim, measurements, seeds)
             for claim in suite.claims
         ),
         seconds=sum(case.seconds for case in cases),
         planned=planned,
+        code=code,
     )
 
 

@@ -23,6 +23,7 @@ from transship.suites.runner.declaration import Case, Measured, Suite
 from transship.suites.runner.needs import device_for, ensure, signature
 from transship.suites.runner.quantities import Measurement
 from transship.suites.runner.results import (
+    OTHER_CODE,
     SKIPPED,
     TAKEN_OVER,
     CaseResult,
@@ -56,8 +57,8 @@ class SuiteRun:
     """A suite at one scale: `for step in run.steps(): …`, then `run.result()`.
 
     Finished cases lie in `<home>/cases/<suite>/`, named by the hash of all that they depend on: the suite's
-    file, the rooms of transship that it imports, its version, the scale's options, the case and the files of
-    its needs. What has another hash is computed anew.
+    file, the rooms of transship that it imports, its version, the options that the case reads, the case and
+    the files of its needs. What has another hash is computed anew.
 
     Attributes:
         suite: what is run.
@@ -65,7 +66,8 @@ class SuiteRun:
         device: where models run: as asked, else a GPU where the scale needs one, else the processor.
         seeds: `seed`, `seed + 1`, … as many as the scale asks for.
         cases: all cases, seeds innermost.
-        fingerprint: the hash of everything but the case.
+        code: the hash of sources, version, needs and device.
+        fingerprint: the hash of that and of the options: of everything but the case.
     """
 
     def __init__(
@@ -87,16 +89,16 @@ class SuiteRun:
         self.home = cache_home() if home is None else home
         self.not_before = time.time() if fresh else 0.0
         self.seeds = tuple(range(seed, seed + suite.scales[scale].seeds))
-        self.cases = _cases(suite, scale, self.seeds)
-        self.fingerprint = content_key(
+        self.cases = all_cases(suite, suite.scales[scale].options, self.seeds)
+        self.code = content_key(
             {
                 "code": suite_fingerprint(suite.file),
                 "version": suite.version,
-                "options": dict(suite.scales[scale].options),
                 "needs": [signature(need) for need in needs],
                 "device": self.device,
             }
         )
+        self.fingerprint = content_key([self.code, dict(suite.scales[scale].options)])
         if fresh:
             for case in self.cases:
                 self._file(case).unlink(missing_ok=True)
@@ -141,31 +143,52 @@ class SuiteRun:
             self._file(result.case), json.dumps(dataclasses.asdict(result), allow_nan=False), force=True
         )
 
-    def take_over(self, other: SuiteResult, *, where: str = "result") -> int:
-        """Keep what another run of the same code, options and data has finished; return how many were new.
+    def take_over(self, other: SuiteResult, *, trust: bool = False, where: str = "result") -> int:
+        """Keep what another run has finished of this one's cases; return how many were new.
 
-        Each such case says on what it was computed.
+        They have the same factors, the same seed and the same options to read, and say on what they were
+        computed. Those of other code or data are refused, unless whoever asks trusts that they measure the
+        same; the result says of how many that holds.
         """
-        for what, ours, theirs in (
-            ("suite", self.suite.name, other.suite),
-            ("scale", self.scale, other.scale),
-            ("code, options or data", self.fingerprint, other.fingerprint),
-        ):
-            if ours != theirs:
-                raise OptionError(f"its {what} is not that of this run", where=where, fix="leave it out")
+        shared = self._shared(other)
+        if not shared:
+            raise OptionError("it has no case of this run", where=where, fix="leave it out")
+        if other.code != self.code and not trust:
+            raise OptionError(
+                "its code or data is not that of this run",
+                where=where,
+                fix="leave it out, or pass --trust if the change cannot matter",
+            )
         left = self.earlier()[1]
-        new = [one for one in other.cases if one.case in left and SKIPPED not in one.attachments]
+        new = [one for one in shared if one.case in left]
+        about: dict[str, Any] = {TAKEN_OVER: other.environment}
+        if other.code != self.code:
+            about[OTHER_CODE] = other.code or other.fingerprint
         for one in new:
-            about = {TAKEN_OVER: other.environment, **one.attachments}
-            self.keep(dataclasses.replace(one, attachments=about))
+            self.keep(dataclasses.replace(one, attachments={**about, **one.attachments}))
         return len(new)
+
+    def _shared(self, other: SuiteResult) -> list[CaseResult]:
+        """Return the other's cases that are cases of this run, but for those that measured nothing."""
+        if other.suite != self.suite.name:
+            return []
+        ours, theirs = self.suite.scales[self.scale].options, other.options
+        names = {content_key([dict(case.factors), case.seed]) for case in self.cases}
+        return [
+            one
+            for one in other.cases
+            if one.measurements
+            and content_key([dict(one.case.factors), one.case.seed]) in names
+            and _read_by(self.suite, ours, one.case) == _read_by(self.suite, theirs, one.case)
+        ]
 
     def result(self, *, so_far: bool = False) -> SuiteResult:
         """Return tables, curves and verdicts from the finished cases.
 
-        All must be finished, or, `so_far`, one; claims are then left undecided, whatever the numbers are.
+        All must be finished, or, `so_far`, one; claims of cases that are not are then left undecided,
+        whatever the numbers are.
         """
-        results = []
+        results, waiting = [], []
         for case in self.cases:
             result = self._read(case)
             if result is not None:
@@ -174,6 +197,8 @@ class SuiteRun:
                 raise OptionError(
                     f"'{case}' is not finished", where=self.suite.name, fix="run the suite to its end"
                 )
+            else:
+                waiting.append(case)
         if not results:
             raise OptionError("no case is finished yet", where=self.suite.name, fix="run it without --so-far")
         _no_doubles(results)
@@ -182,13 +207,15 @@ class SuiteRun:
             self.scale,
             self.seeds,
             results,
-            planned=len(self.cases),
+            waiting=waiting,
             fingerprint=self.fingerprint,
+            code=self.code,
             environment=environment(),
         )
 
     def _file(self, case: Case) -> Path:
-        key = content_key([self.fingerprint, dict(case.factors), case.seed])
+        options = _read_by(self.suite, self.suite.scales[self.scale].options, case)
+        key = content_key([self.code, options, dict(case.factors), case.seed])
         return self.home / "cases" / self.suite.name / f"{key[:40]}.json"
 
     def _read(self, case: Case) -> CaseResult | None:
@@ -197,6 +224,14 @@ class SuiteRun:
         except (OSError, ValueError, KeyError, TypeError):
             return None  # not there, or damaged: it is run again
         return found if found.case == case else None
+
+
+def _read_by(suite: Suite, options: Mapping[str, Any], case: Case) -> str:
+    """Return the hash of the options that a case reads; options of another scale may lack some."""
+    try:
+        return content_key(suite.depends(options, case.factors))
+    except KeyError:
+        return ""
 
 
 def run_case(suite: Suite, scale: str, case: Case, cache: Cache, device: str = "cpu") -> CaseResult:
@@ -215,8 +250,9 @@ def environment() -> dict[str, str]:
     return {**library_versions(), **machine, "threads": os.environ.get("OMP_NUM_THREADS", "not limited")}
 
 
-def _cases(suite: Suite, scale: str, seeds: Iterable[int]) -> tuple[Case, ...]:
-    factors = [dict(one) for one in suite.cases(suite.scales[scale].options)]
+def all_cases(suite: Suite, options: Mapping[str, Any], seeds: Iterable[int]) -> tuple[Case, ...]:
+    """Return the cases of a suite under some options, seeds innermost."""
+    factors = [dict(one) for one in suite.cases(options)]
     cases = tuple(Case(one, seed) for one in factors for seed in seeds)
     if len({content_key([dict(case.factors), case.seed]) for case in cases}) < len(cases):
         raise ValueError(f"the suite '{suite.name}' lists a case twice")
