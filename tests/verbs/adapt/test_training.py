@@ -195,7 +195,7 @@ import sys, numpy as np
 from transship.verbs.adapt import Recraft
 rows = np.load(sys.argv[1])
 model = Recraft(sys.argv[2], method="nft", steps=60, batch_size=8, tokens=8, device="cpu",
-                work=sys.argv[3] or None, checkpoint_seconds=0.0)
+                work=sys.argv[3] or None, checkpoint_seconds=float(sys.argv[5]))
 model.fit(rows["x"], rows["y"]).save(sys.argv[4])
 """
 
@@ -206,14 +206,15 @@ def test_a_process_killed_for_good_is_resumed_to_the_same_bytes(
 ):
     np.savez(tmp_path / "rows.npz", x=waves[0], y=waves[1])
 
-    def start(work: str, out: str) -> subprocess.Popen[bytes]:
+    def start(work: str, out: str, every: float = 60.0) -> subprocess.Popen[bytes]:
+        places = [str(tmp_path / "rows.npz"), str(tiny_bert_folder), work, out]
         return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(tmp_path / "rows.npz"), str(tiny_bert_folder), work, out],
+            [sys.executable, "-c", SCRIPT, *places, str(every)],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
 
     assert start("", str(tmp_path / "whole")).wait() == 0
-    broken = start(str(tmp_path / "work"), str(tmp_path / "broken"))
+    broken = start(str(tmp_path / "work"), str(tmp_path / "broken"), every=0.0)
     while not (tmp_path / "work" / "state.safetensors").exists():  # however slow the machine is
         assert broken.poll() is None, "it ended before its first checkpoint"
         time.sleep(0.002)

@@ -33,6 +33,8 @@ from transship.suites.runner.results import (
 )
 from transship.suites.runner.sources import suite_fingerprint
 
+BRIEF = 1.0  # seconds in which a case trains nothing worth a collection, which may take as long
+
 
 @dataclass(frozen=True)
 class Step:
@@ -240,7 +242,8 @@ def run_case(suite: Suite, scale: str, case: Case, cache: Cache, device: str = "
     start = time.perf_counter()
     measurements = tuple(_measurements(suite.run(case, context), case))
     seconds = time.perf_counter() - start
-    gc.collect()  # models in reference cycles: their size means nothing to Python's own count of objects
+    if seconds > BRIEF:
+        gc.collect()  # models in reference cycles: their size means nothing to Python's own count of objects
     return CaseResult(case, measurements, context.attachments, seconds)
 
 

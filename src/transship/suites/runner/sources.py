@@ -55,12 +55,17 @@ def _rooms(file: Path) -> frozenset[str]:
     """Return the rooms that a file imports, also inside functions."""
     if file.suffix != ".py":
         return frozenset()
-    modules = _imported(ast.parse(_text(file)))
     rooms: set[str] = set()
-    for module in modules:
+    for module in _read(_text(file))[0]:
         parts = module.split(".")[1:]
         rooms |= _all_rooms() if not parts else _room(parts)
     return frozenset(room for room in rooms if room not in _WITHOUT_EFFECT)
+
+
+@functools.cache  # suites share most rooms, and a syntax tree takes longer than its file
+def _read(source: str) -> tuple[frozenset[str], str]:
+    """Return the modules of transship that a source imports, and its syntax tree as text."""
+    return frozenset(_imported(ast.parse(source))), _normal(source)
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
@@ -89,7 +94,7 @@ def _all_rooms() -> set[str]:
 
 
 def _normal_file(file: Path) -> str:
-    return _normal(_text(file)) if file.suffix == ".py" else _text(file)
+    return _read(_text(file))[1] if file.suffix == ".py" else _text(file)
 
 
 def _text(file: Path) -> str:
