@@ -19,7 +19,7 @@ _WITHOUT_EFFECT = ("cli", "report", "suites/runner")
 @functools.cache  # the file may be edited while a long run that loaded it goes on
 def code_fingerprint(*pieces: Callable[..., Any] | type) -> str:
     """Return the hash of the source of some functions or classes, as it was when first asked for."""
-    texts = [_normal(textwrap.dedent(inspect.getsource(piece))) for piece in pieces]
+    texts = [_normal(ast.parse(textwrap.dedent(inspect.getsource(piece)))) for piece in pieces]
     return hashlib.sha256("\x1e".join(texts).encode()).hexdigest()
 
 
@@ -65,7 +65,8 @@ def _rooms(file: Path) -> frozenset[str]:
 @functools.cache  # suites share most rooms, and a syntax tree takes longer than its file
 def _read(source: str) -> tuple[frozenset[str], str]:
     """Return the modules of transship that a source imports, and its syntax tree as text."""
-    return frozenset(_imported(ast.parse(source))), _normal(source)
+    tree = ast.parse(source)
+    return frozenset(_imported(tree)), _normal(tree)
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
@@ -101,9 +102,8 @@ def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _normal(source: str) -> str:
-    """Return the syntax tree of `source` as text, without docstrings."""
-    tree = ast.parse(source)
+def _normal(tree: ast.AST) -> str:
+    """Return a syntax tree as text, without docstrings; these leave the tree as well."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
