@@ -49,6 +49,13 @@ def test_whole_numbers_of_a_column_are_grouped_alike():
     assert texts == ["7,212", "18,212"]
 
 
+def test_parameters_keep_their_own_digits_beside_one_another():
+    rows = [["rate", 0.0002], ["factor", 40.0], ["weight", 0.05], ["steps", 160]]
+    made = Table(["parameter", Column("value", code=True)], rows)
+    assert [row[1].text for row in made.cells()] == ["2.00e−4", "40", "0.05", "160"]
+    assert [row[1].text for row in Table(["parameter", "value"], rows).cells()][:2] == ["0.00", "40.00"]
+
+
 def test_columns_are_numeric_only_when_all_their_values_are():
     table = Table(["a", "b", "c", "d"], [[1, "x", None, True], [2.5, 1, None, False]])
     assert table.numeric == [True, False, False, False]

@@ -46,7 +46,8 @@ class Column:
         decimals: of every number in it; None gives the largest four digits.
         best: which value is set in bold: the largest (`max`), the smallest (`min`), or none.
         help: a sentence shown when the heading is pointed at.
-        code: whether its text is set as code (paths, module names, hashes).
+        code: whether its text is set as code (paths, module names, hashes, parameters); its numbers then
+            share no decimals.
     """
 
     name: str
@@ -209,7 +210,8 @@ def _is_numeric(values: Sequence[Any]) -> bool:
 
 
 def _cells(head: Column, values: Sequence[Any]) -> list[Cell]:
-    decimals = head.decimals if head.decimals is not None else column_decimals(values)
+    # values set as code are of many kinds: a rate of 0.0002 is not 0.00 beside a factor of 40
+    decimals = column_decimals(values) if head.decimals is None and not head.code else head.decimals
     numbers = [number(value) for value in values]
     known = [value for value in numbers if value is not None and value == value]
     choose = {"max": max, "min": min}.get(head.best or "")
