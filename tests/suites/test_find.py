@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +53,13 @@ def test_a_file_that_declares_nothing_is_named(tmp_path: Path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(OptionError, match=r"empty\.py: the file declares no suite; write `suite = Suite"):
         load_suite("empty", tmp_path)
+
+
+def test_an_edit_within_the_same_second_is_seen(toy):
+    folder = toy()
+    file, time = folder / "toy_suite.py", 1_700_000_000
+    os.utime(file, (time, time))
+    first = load_suite("toy-suite", folder)
+    file.write_text(file.read_text().replace("Adds one.", "Adds two."))  # of the same length
+    os.utime(file, (time, time))
+    assert (first.summary, load_suite("toy-suite", folder).summary) == ("Adds one.", "Adds two.")

@@ -7,8 +7,9 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from transship.errors import OptionError
 from transship.registry import unknown
@@ -37,12 +38,22 @@ def load_suite(name: str, folder: Path | None = None) -> Suite:
     return dataclasses.replace(declared, name=name, file=file)
 
 
+class _FromSource(SourceFileLoader):
+    """Runs the text that is fingerprinted: cached bytecode may be that of an edit in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the file's code, compiled anew."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def _import(file: Path, *, ours: bool) -> ModuleType:
     if ours:
         return importlib.import_module(f"transship.suites.{file.stem}")
     # a name of its own per folder, so that two folders may have a suite of the same name
     home = hashlib.sha256(str(file.resolve().parent).encode()).hexdigest()[:12]
-    spec = importlib.util.spec_from_file_location(f"transship_suite_{home}_{file.stem}", file)
+    name = f"transship_suite_{home}_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     assert spec is not None, "a .py file always has a loader"
     assert spec.loader is not None, "a .py file always has a loader"
     module = importlib.util.module_from_spec(spec)

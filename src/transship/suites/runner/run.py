@@ -174,15 +174,24 @@ class SuiteRun:
         """Return the other's cases that are cases of this run, but for those that measured nothing."""
         if other.suite != self.suite.name:
             return []
-        ours, theirs = self.suite.scales[self.scale].options, other.options
         names = {content_key([dict(case.factors), case.seed]) for case in self.cases}
         return [
             one
             for one in other.cases
             if one.measurements
             and content_key([dict(one.case.factors), one.case.seed]) in names
-            and _read_by(self.suite, ours, one.case) == _read_by(self.suite, theirs, one.case)
+            and self._reads_the_same(one.case, other.options)
         ]
+
+    def _reads(self, case: Case) -> str:
+        """Return the hash of the options that a case reads."""
+        return content_key(self.suite.depends(self.suite.scales[self.scale].options, case.factors))
+
+    def _reads_the_same(self, case: Case, options: Mapping[str, Any]) -> bool:
+        try:
+            return self._reads(case) == content_key(self.suite.depends(options, case.factors))
+        except KeyError:  # options of another scale or time may lack what the case reads
+            return False
 
     def result(self, *, so_far: bool = False) -> SuiteResult:
         """Return tables, curves and verdicts from the finished cases.
@@ -216,8 +225,7 @@ class SuiteRun:
         )
 
     def _file(self, case: Case) -> Path:
-        options = _read_by(self.suite, self.suite.scales[self.scale].options, case)
-        key = content_key([self.code, options, dict(case.factors), case.seed])
+        key = content_key([self.code, self._reads(case), dict(case.factors), case.seed])
         return self.home / "cases" / self.suite.name / f"{key[:40]}.json"
 
     def _read(self, case: Case) -> CaseResult | None:
@@ -226,14 +234,6 @@ class SuiteRun:
         except (OSError, ValueError, KeyError, TypeError):
             return None  # not there, or damaged: it is run again
         return found if found.case == case else None
-
-
-def _read_by(suite: Suite, options: Mapping[str, Any], case: Case) -> str:
-    """Return the hash of the options that a case reads; options of another scale may lack some."""
-    try:
-        return content_key(suite.depends(options, case.factors))
-    except KeyError:
-        return ""
 
 
 def run_case(suite: Suite, scale: str, case: Case, cache: Cache, device: str = "cpu") -> CaseResult:
