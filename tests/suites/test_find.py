@@ -55,7 +55,8 @@ def test_a_file_that_declares_nothing_is_named(tmp_path: Path):
         load_suite("empty", tmp_path)
 
 
-def test_an_edit_within_the_same_second_is_seen(toy):
+def test_an_edit_within_the_same_second_is_seen(toy, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     folder = toy()
     file, time = folder / "toy_suite.py", 1_700_000_000
     os.utime(file, (time, time))
