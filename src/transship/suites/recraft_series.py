@@ -259,7 +259,7 @@ suite = Suite(
             text="On three further series with few rows RECRAFT is at least 2 points above NFT.",
             quantity=_above("recraft", "nft", "further", FURTHER),
             at_least=0.02,
-            source="ours; ECG5000 and FordA had been seen when it was declared",
+            source="ours; ECG5000, FordA and a seed of Crop had been seen when it was declared",
         ),
         Claim(
             text="With all rows of six series RECRAFT errs less than NFT.",
