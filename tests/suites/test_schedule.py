@@ -74,7 +74,8 @@ def met(run: SuiteRun) -> list[float | None]:
 @pytest.mark.slow
 def test_the_last_long_case_of_a_suite_leaves_the_other_core_to_another_suite(suites, tmp_path: Path):
     folder = suites("few", minutes=10, cases=2, awaits={1: "many-5"})
-    suites("many", minutes=1, cases=6)
+    # the last of many waits as well: a process without work would help with few, if few were slow to start
+    suites("many", minutes=1, cases=6, awaits={5: "few-1"})
     few, many = runs(folder, "few", "many")
     events = list(side_by_side([many, few], 2))
     assert met(few) == [1, 1]
