@@ -139,8 +139,12 @@ def test_the_bases_outputs_on_training_rows_come_from_models_that_did_not_see_th
     assert crossed < 0.75
 
 
+@pytest.mark.parametrize("most", [40, 30])
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_a_ridge_base_leaves_each_training_row_out_exactly(task: str):
+def test_a_ridge_base_leaves_each_training_row_out_exactly(
+    task: str, most: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("transship.verbs.adapt.raw.MOST_ROWS", most)
     generator = np.random.default_rng(1)
     inputs = generator.normal(size=(40, 1, 60)).astype(np.float32)
     numbers = inputs[:, 0, :3].sum(1) + generator.normal(size=40)
@@ -148,11 +152,13 @@ def test_a_ridge_base_leaves_each_training_row_out_exactly(task: str):
     targets = Targets.fit(truth, task=task)
     base, offsets = fit_base("ridge", inputs, truth, targets, seed=0)
     model, flat = base.model, inputs[:, 0].astype(np.float64)
-    scaled = (flat - flat.mean(0)) / flat.std(0)
+    used = np.arange(40) if model.fitted_on is None else model.fitted_on
+    assert len(used) == most
+    scaled = (flat - flat[used].mean(0)) / flat[used].std(0)
     wanted = 2.0 * (truth[:, None] == np.arange(2)) - 1.0 if task == "classification" else truth[:, None]
     expected = np.empty_like(wanted)
     for row in range(40):  # at the penalty that all rows chose
-        rest = np.delete(np.arange(40), row)
+        rest = np.setdiff1d(used, [row])
         fitted = Ridge(alpha=model.details["lambda"]).fit(scaled[rest], wanted[rest])
         expected[row] = fitted.predict(scaled[[row]])
     if task == "classification":

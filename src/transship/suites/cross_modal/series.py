@@ -51,11 +51,11 @@ QUICK = Scale(
     },
 )
 
-# in core-minutes, by the CPU seconds of single fits: all 200, low 125, further 77, fields 70, worth 45,
-# second 20
+# in core-minutes, by the CPU seconds of the kept run's fits: all 306, low 104, further 90, fields 66,
+# worth 44, second 14
 FULL = Scale(
     seeds=5,
-    minutes=270,
+    minutes=320,
     needs=_NEEDS,
     options={
         "seeds": 5,

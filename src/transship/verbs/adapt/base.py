@@ -5,7 +5,8 @@ the adapted model's outputs are base + network: logits for classes and labels, v
 network's head starts at zero, so the whole starts as the base, and that start is one of the candidates
 validation chooses from. The base's outputs on the training rows are those of models that have not seen the
 row, since the outputs of a model on its own training rows leave nothing over: exact leave-one-out for ridge
-regression on values or random convolutions, which comes with its fit, and five folds otherwise.
+regression on values or random convolutions, which comes with its fit (rows beyond the many that it takes are
+new to it), and five folds otherwise.
 """
 
 from dataclasses import dataclass
@@ -58,8 +59,9 @@ def fit_base(
     classes = None if targets.classes is None else len(targets.classes)
     settings: dict[str, Any] = {"task": targets.task, "seed": seed, "classes": classes, "tokens": tokens}
     whole = Base(fitted or fit_raw(name, inputs, truth, **settings), targets)
-    if whole.model.left_out is not None:
-        return whole, _as_outputs(whole.model, whole.model.left_out, targets)
+    unseen = whole.model.unseen(inputs)
+    if unseen is not None:
+        return whole, _as_outputs(whole.model, unseen, targets)
     folds = max(2, min(FOLDS, len(inputs) // 2))
     parts = np.array_split(np.random.default_rng(derive_seed(seed, "folds")).permutation(len(inputs)), folds)
     made: Array | None = None

@@ -133,6 +133,7 @@ def fit_raw(
 
     rows, wanted = plain_rows(inputs), np.asarray(targets)
     _check(name, rows, wanted, task, tokens)
+    kept = None
     if len(rows) > MOST_ROWS and name != "constant":  # an exact ridge of more takes minutes, not seconds
         kept = np.sort(
             np.random.default_rng(derive_seed(seed, "raw rows")).permutation(len(rows))[:MOST_ROWS]
@@ -160,9 +161,9 @@ def fit_raw(
         sharpness, details, left_out = 1.0, {"C": 1.0}, None
     else:
         weight, bias, sharpness, details, left_out = _ridge(seen, encoded, wanted, task)
-        left_out = left_out.reshape(-1, *target) if len(left_out) == len(targets) else None
+        left_out = left_out.reshape(-1, *target)
     scaling = (sharpness, fill, centre, scale)
-    return RawModel(name, task, sees, target, weight, bias, *scaling, convolutions, details, left_out)
+    return RawModel(name, task, sees, target, weight, bias, *scaling, convolutions, details, left_out, kept)
 
 
 def _ridge(

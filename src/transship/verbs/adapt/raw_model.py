@@ -38,8 +38,9 @@ class RawModel:
         centre: of every feature; `scale` likewise.
         convolutions: the random kernels, where they are used.
         details: the penalty, its leave-one-out error and the like.
-        left_out: outputs of the training rows, each by the model that has not seen it, in the shape of
+        left_out: outputs of the rows it was fitted on, each by the model without that row, in the shape of
             `outputs`; None where they are not at hand. They are not part of `state`.
+        fitted_on: which of the training rows these are; None for all. Not part of `state` either.
     """
 
     name: str
@@ -55,6 +56,19 @@ class RawModel:
     convolutions: RandomConvolutions | None = None
     details: Mapping[str, float] = field(default_factory=dict)
     left_out: Array | None = None
+    fitted_on: Array | None = None
+
+    def unseen(self, inputs: Any) -> Array | None:
+        """Return outputs of all training rows, each by a model that has not seen it; None without `left_out`.
+
+        Rows beyond those it was fitted on are new to the model itself.
+        """
+        if self.left_out is None or self.fitted_on is None:
+            return self.left_out
+        rest = np.setdiff1d(np.arange(len(inputs)), self.fitted_on)
+        made = np.empty((len(inputs), *self.left_out.shape[1:]), self.left_out.dtype)
+        made[self.fitted_on], made[rest] = self.left_out, self.outputs(inputs[rest])
+        return made
 
     def outputs(self, inputs: Any) -> Array:
         """Return linear outputs: [rows, classes], [rows, labels] or values of the targets' shape."""
