@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM := false
-# the tests start hundreds of processes: each would compile the sources anew. Set-up compiles on all cores,
-# which pip does on one; a few files of the libraries are for other Pythons and stay as they are
+# set-up compiles nothing, which would take a minute: Python keeps what it compiles at the first import, and most
+# modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test tutorials lint docs bench peers clean
@@ -23,7 +23,6 @@ setup: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 	@touch $@
 
 lint: setup

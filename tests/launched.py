@@ -241,8 +241,31 @@ def main(folder: Path, *names: str) -> None:
     parallel.leave()
 
 
+def run_commands(file: Path) -> None:
+    """Run commands one after another as `python -m transship` runs one; each prints one line of JSON."""
+    import contextlib
+    import io
+    import json
+
+    from transship import parallel
+    from transship.cli import main as command
+
+    parallel.join()
+    leave, parallel.leave = parallel.leave, parallel.wait  # a process that has left cannot join again
+    for words in json.loads(file.read_text()):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            command(words)
+        if parallel.is_main():
+            print(json.dumps(json.loads(said.getvalue())), flush=True)
+        assert parallel.is_main() or not said.getvalue(), "the others are silent"
+    leave()
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "die":
+    if sys.argv[1] == "commands":
+        run_commands(Path(sys.argv[2]))
+    elif sys.argv[1] == "die":
         from transship.cli import main as command
 
         die_at(int(sys.argv[2]), training=sys.argv[3] == "adapt")

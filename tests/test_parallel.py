@@ -126,27 +126,39 @@ def numbers(value: Any) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [compare, merge, adapt])
-def test_every_verb_runs_under_accelerate_as_it_does_by_itself(command: Any, folder: Path, tmp_path: Path):
-    """With transport's, the four verbs that run models; their methods run under torchrun above."""
-    found = {}
-    for name, launcher in (("alone", [sys.executable]), ("shared", ACCELERATE)):
-        (tmp_path / name).mkdir()
-        words = command(folder, tmp_path / name / "out")
-        done = launch(*launcher, "-m", "transship", *words, "--json", folder=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found[name] = json.loads(done.stdout)
-        assert not list((tmp_path / name).glob(".*")), "a draft was left"
-    if command is compare:
-        assert numbers(found["shared"]) == pytest.approx(numbers(found["alone"]), rel=1e-6, abs=1e-9)
-        assert len(numbers(found["shared"])) > 20
-        return
-    made = {name: tensors(tmp_path / name / "out") for name in found}
-    assert made["shared"].keys() == made["alone"].keys()
-    for name, tensor in made["alone"].items():
-        if tensor.is_floating_point() and not name.endswith("key.bias"):
-            distance = float((made["shared"][name].double() - tensor.double()).norm())
-            assert distance <= 1e-4 * max(float(tensor.double().norm()), 1e-12), name
+def test_every_verb_runs_under_accelerate_as_it_does_by_itself(folder: Path, tmp_path: Path):
+    """With transport's, the four verbs that run models; their methods run under torchrun above.
+
+    One launch for the three commands, whose time is mostly its start.
+    """
+    commands, places = (compare, merge, adapt), {name: tmp_path / name for name in ("alone", "shared")}
+    for place in places.values():
+        place.mkdir()
+    words = {
+        name: [[*command(folder, place / command.__name__), "--json"] for command in commands]
+        for name, place in places.items()
+    }
+    (tmp_path / "words.json").write_text(json.dumps(words["shared"]))
+    done = launch(*ACCELERATE, str(SCRIPT), "commands", str(tmp_path / "words.json"), folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(shared) == len(commands)
+    alone = []
+    for one in words["alone"]:
+        ended = run(one)
+        assert ended.exit_code == 0, ended.output
+        alone.append(json.loads(ended.stdout))
+    for place in places.values():
+        assert not list(place.glob(".*")), "a draft was left"
+    assert numbers(shared[0]) == pytest.approx(numbers(alone[0]), rel=1e-6, abs=1e-9)
+    assert len(numbers(shared[0])) > 20
+    for command in (merge, adapt):
+        made = {name: tensors(place / command.__name__) for name, place in places.items()}
+        assert made["shared"].keys() == made["alone"].keys()
+        for name, tensor in made["alone"].items():
+            if tensor.is_floating_point() and not name.endswith("key.bias"):
+                distance = float((made["shared"][name].double() - tensor.double()).norm())
+                assert distance <= 1e-4 * max(float(tensor.double().norm()), 1e-12), name
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -204,8 +216,10 @@ def test_a_process_that_is_killed_ends_the_others_and_its_saved_shards_are_used_
     assert "another process ended before the work was done" in errors[0]
     assert not (folder / "lost").exists()
     assert not list(folder.glob(".*")), "a draft was left"
-    states = list((tmp_path / "prepared").rglob("state.json"))
-    kept = sum(len(json.loads(state.read_text())["units"]) for state in states)
+    # a process that ends between a state and the removal of the one before it leaves both, or a part of one
+    found = (tmp_path / "prepared").rglob("state.json")
+    states = [place for place in found if place.parent.suffix != ".part"]
+    kept = len({unit for state in states for unit in json.loads(state.read_text())["units"]})
     assert kept >= 2  # of five; the killed process's finished unit is among them
     assert any(place.parent.name.startswith("state-001") for place in states)
 

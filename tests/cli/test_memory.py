@@ -32,6 +32,7 @@ from transship.errors import OptionError
 from transship.numerics import parse_bytes
 
 RESERVED = 150_000_000
+LAYERS = 2
 LIMITED = """
 import json, resource, sys, threading, time
 limit = int(sys.argv[1])
@@ -82,6 +83,22 @@ def limited(memory: str, *words: object) -> int:
     peak: int = json.loads(done.stderr.splitlines()[-1])["peak"]
     assert peak <= parse_bytes(memory)
     return peak
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory, minilm: Path) -> Path:
+    """The first layers of MiniLM: what a command holds at once is the words' vectors and a layer or two."""
+    made = tmp_path_factory.mktemp("cut") / "minilm"
+    shutil.copytree(minilm, made)
+    config = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    kept = {
+        name: tensor
+        for name, tensor in load_file(minilm / "model.safetensors").items()
+        if not name.startswith("encoder.layer.") or int(name.split(".")[2]) < LAYERS
+    }
+    save_file(kept, made / "model.safetensors", metadata={"format": "pt"})
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +190,7 @@ def merge_adapters(folder: Path, minilm: Path) -> list[object]:
             json.dumps(about | {"target_modules": ["query", "key", "value"]})
         )
         factors = {}
-        for layer, part in itertools.product(range(6), ("query", "key", "value")):
+        for layer, part in itertools.product(range(LAYERS), ("query", "key", "value")):
             module = f"base_model.model.encoder.layer.{layer}.attention.self.{part}"
             factors[f"{module}.lora_A.weight"] = rng.normal(size=(rank, 384)).astype(np.float32)
             factors[f"{module}.lora_B.weight"] = rng.normal(size=(384, rank)).astype(np.float32)

@@ -67,12 +67,18 @@ def missing_cells(suite: Suite, found: list[Measurement], belongs) -> list[str]:
     return [str(one) for one in wanted if one.per_seed(found, [0]) == [None]]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A cache for all parts, which share the networks that they begin with."""
+    return tmp_path_factory.mktemp("trained")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_theseus_width_measures_every_row_claim_and_curve_of_it(few_pictures, tmp_path, part):
+def test_a_part_of_theseus_width_measures_every_row_claim_and_curve_of_it(few_pictures, trained, part):
     suite = load_suite("theseus-width")
     options = {**suite.scales["full"].options, **FEW_STEPS}
-    found = measured_by("theseus-width", {"part": part, "task": "rotation"}, options, tmp_path)
+    found = measured_by("theseus-width", {"part": part, "task": "rotation"}, options, trained)
     assert not missing_cells(suite, found, lambda where: where["part"] == part)
     for curve in suite.curves:
         if curve.quantity.where["part"] != part:
