@@ -8,10 +8,11 @@ export TOKENIZERS_PARALLELISM := false
 # modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test tutorials lint docs bench peers clean
+.PHONY: help setup demo test test-kernels tutorials lint docs bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test but the tutorials"
+	@echo "make test-kernels  run the tests with the kernels of other processors, with one and two threads: six times as long"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
 	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
@@ -37,6 +38,10 @@ test: setup
 	@$(MAKE) --no-print-directory lint & checks=$$!; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15 -m "not tutorial"; tests=$$?; \
 	wait $$checks && exit $$tests
+
+test-kernels: setup
+	@scripts/chromium || true
+	$(BIN)/python scripts/kernels.py
 
 tutorials: setup
 	$(BIN)/pytest -m tutorial --durations 5

@@ -1,10 +1,15 @@
-"""What the tests share: a real model from a package, and the local folders of models and data."""
+"""What the tests share: their order and kernels, a real model, and the folders of models and data."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
+import sys
+from itertools import groupby
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -15,8 +20,68 @@ hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
+KERNELS = Path(__file__).parents[1] / "scripts/kernels.py"
 MODELS = Path(os.environ.get("TRANSSHIP_MODELS", Path.home() / ".cache/transship/models"))
 DATA = Path(os.environ.get("TRANSSHIP_DATA", Path.home() / ".cache/transship/data"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--order-seed", type=int, help="repeat the order and the hash seed of the run that printed it"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed once: the workers of `-n` are told it, and what they start inherits the hash seed."""
+    if config.option.order_seed is None:
+        config.option.order_seed = random.SystemRandom().randrange(2**32)
+    os.environ.setdefault("PYTHONHASHSEED", str(config.option.order_seed))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"order: --order-seed={config.option.order_seed}, PYTHONHASHSEED={os.environ['PYTHONHASHSEED']}"
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    terminalreporter.write_line(pytest_report_header(config))
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a parametrized fixture
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Draw the order of the files and of the tests in each; a file stays together, with its fixtures."""
+    files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    order = random.Random(config.option.order_seed)
+    order.shuffle(files)
+    for tests in files:
+        order.shuffle(tests)
+    items[:] = [item for tests in files for item in tests]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin every test with the same state of the global generators, whichever test ran before it."""
+    seed = item.config.option.order_seed
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Give every second worker of `-n` other kernels, so that a run speaks for more than this machine."""
+    others = _script(KERNELS).another()
+    for spec in specs[1::2]:
+        spec.env.update(others)
+
+
+def _script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")
