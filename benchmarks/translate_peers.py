@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.translate import ENVIRONMENT, ROOT, peer_python
 from benchmarks.translate import VENV as LATENTIS_VENV
-from transship.suites.embedding_migration import suite
+from transship_suites.embedding_migration import suite
 
 VENV = ROOT / ".peers" / "isotrieve"
 SOURCE, TARGET = "minilm-l3", "minilm-l6"
@@ -59,8 +59,8 @@ def run() -> list[dict[str, Any]]:
 
 def _against_latentis() -> list[dict[str, Any]]:
     """Return how far the suite's recipe is from the package: rows, and recall@10 of the native top 10."""
-    from transship.suites._embeddings import gloss_texts, latentis_recipe
     from transship.verbs.translate.quality import measure
+    from transship_suites._embeddings import gloss_texts, latentis_recipe
 
     texts = gloss_texts(ANCHORS + GALLERY)
     rows = []
@@ -98,9 +98,9 @@ def _against_isotrieve() -> list[dict[str, Any]]:
 
     No document is scored by a map that saw it: the pairs' own rows come from five folds, on both sides.
     """
-    from transship.suites._embeddings import collection
     from transship.verbs.translate.pairs import Pairs
     from transship.verbs.translate.quality import ndcg, unit_rows
+    from transship_suites._embeddings import collection
 
     documents, queries, relevance = collection("scifact", WORDS)
     old, new = (_vectors(model, documents, "document") for model in (SOURCE, TARGET))
@@ -171,8 +171,8 @@ def _peer(python: Path, code: str, parts: dict[str, Any], *arguments: str) -> An
 
 def _vectors(model: str, texts: list[str], role: str) -> Any:
     """Return vectors by a local model, from the suites' cache."""
-    from transship.suites._embeddings import vectors
-    from transship.suites.runner import Case, Context
-    from transship.suites.runner.cache import Cache, cache_home
+    from transship_suites._embeddings import vectors
+    from transship_suites.runner import Case, Context
+    from transship_suites.runner.cache import Cache, cache_home
 
     return vectors(Context("peers", Case({}, 0), {}, Cache(cache_home())), model, texts, role)

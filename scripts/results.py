@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from transship.report import write_text
-from transship.suites.runner.find import load_suite
-from transship.suites.runner.page import count_verdicts, seeds_text, suite_page
-from transship.suites.runner.quantities import Measurement
-from transship.suites.runner.results import CaseResult, SuiteResult, summarise
-from transship.suites.runner.run import all_cases
+from transship_suites.runner.find import load_suite
+from transship_suites.runner.page import count_verdicts, seeds_text, suite_page
+from transship_suites.runner.quantities import Measurement
+from transship_suites.runner.results import CaseResult, SuiteResult, summarise
+from transship_suites.runner.run import all_cases
 
 KEPT = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 LARGE, DIGITS = 1_000_000, 5

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from transship.cli import main
 from transship.cli.bench import command
 from transship.errors import TransshipError
-from transship.suites import SuiteResult, suite_names
+from transship_suites import SuiteResult, suite_names
 
 SUITE = """
-from transship.suites.runner import Claim, Column, Need, Paper, Row, Scale, Suite, Table, cell, product
+from transship_suites.runner import Claim, Column, Need, Paper, Row, Scale, Suite, Table, cell, product
 
 suite = Suite(
     title="Counting",
@@ -223,7 +223,7 @@ def test_ctrl_c_leaves_130_and_finished_cases(folder: Path, capsys):
 def test_help_imports_no_heavy_library():
     code = (
         "import sys; from transship.cli.bench import command\n"
-        "print(sorted({'torch', 'numpy', 'transformers', 'transship.suites'} & set(sys.modules)))"
+        "print(sorted({'torch', 'numpy', 'transformers', 'transship_suites'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -242,7 +242,7 @@ def test_a_long_suite_gets_a_process_per_core_and_a_short_one_none(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from transship.cli import bench as bench_command
-    from transship.suites.runner import bench as runner
+    from transship_suites.runner import bench as runner
 
     monkeypatch.setattr(bench_command.os, "cpu_count", lambda: 4)
     (tmp_path / "data").mkdir()

@@ -11,7 +11,7 @@ TOY = '''
 import time
 from pathlib import Path
 
-from transship.suites.runner import (
+from transship_suites.runner import (
     Claim, Column, Curve, Measurement, Need, Paper, Row, Scale, Suite, Table, cell, product,
 )
 

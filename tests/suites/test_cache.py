@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transship.errors import OutputError
-from transship.suites.runner.cache import (
+from transship_suites.runner.cache import (
     ENTRY,
     Cache,
     cache_home,

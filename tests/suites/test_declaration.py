@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from transship.suites import load_suite, suite_names
-from transship.suites.runner import Case, Column, Row, Suite, Table, product
-from transship.suites.runner.quantities import Cell, Combined, Quantity
+from transship_suites import load_suite, suite_names
+from transship_suites.runner import Case, Column, Row, Suite, Table, product
+from transship_suites.runner.quantities import Cell, Combined, Quantity
 
 ROWS = (Row("a"), Row("b"))
 _PLACES = (

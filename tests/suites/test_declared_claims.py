@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from transship.suites import load_suite
-from transship.suites.embedding_migration import EveryPair
-from transship.suites.runner import Claim, Measurement, cell
-from transship.suites.runner.verdict import judge
-from transship.suites.small_merge.names import OWN, PAPER
+from transship_suites import load_suite
+from transship_suites.embedding_migration import EveryPair
+from transship_suites.runner import Claim, Measurement, cell
+from transship_suites.runner.verdict import judge
+from transship_suites.small_merge.names import OWN, PAPER
 
 SEEDS = (0, 1, 2)
 

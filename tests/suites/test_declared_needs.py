@@ -5,7 +5,7 @@ from __future__ import annotations
 from click.testing import CliRunner
 
 from transship.cli.bench import _need_lines, command
-from transship.suites import load_suite, suite_names
+from transship_suites import load_suite, suite_names
 
 
 def test_many_needs_of_one_place_share_a_line_and_keep_their_source():

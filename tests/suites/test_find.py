@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transship.errors import OptionError
-from transship.suites import load_suite, suite_names
+from transship_suites import load_suite, suite_names
 
 
 def test_a_file_is_a_suite_and_a_folder_is_not(tmp_path: Path):
@@ -20,8 +20,8 @@ def test_a_file_is_a_suite_and_a_folder_is_not(tmp_path: Path):
 
 def test_ours_are_found_without_importing_them():
     code = (
-        "import sys; from transship.suites import suite_names; names = suite_names(); assert names\n"
-        "files = ['transship.suites.' + name.replace('-', '_') for name in names]\n"
+        "import sys; from transship_suites import suite_names; names = suite_names(); assert names\n"
+        "files = ['transship_suites.' + name.replace('-', '_') for name in names]\n"
         "print([file for file in files if file in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -30,7 +30,7 @@ def test_ours_are_found_without_importing_them():
 
 def test_declaring_imports_no_heavy_library():
     code = (
-        "import sys; from transship.suites import load_suite, suite_names\n"
+        "import sys; from transship_suites import load_suite, suite_names\n"
         "for name in suite_names(): load_suite(name)\n"
         "print(sorted({'torch', 'transformers', 'sklearn', 'scipy'} & set(sys.modules)))"
     )

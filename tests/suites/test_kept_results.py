@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from transship.suites import SuiteResult, load_suite
-from transship.suites.runner.page import suite_page
-from transship.suites.runner.run import run_suite
+from transship_suites import SuiteResult, load_suite
+from transship_suites.runner.page import suite_page
+from transship_suites.runner.run import run_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = sorted((ROOT / "benchmarks" / "results").glob("*.json"))

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from transship.errors import MissingError
-from transship.suites import SuiteRun, load_suite
-from transship.suites.runner import Need
-from transship.suites.runner import needs as needs_module
-from transship.suites.runner.needs import device_for, ensure, locate, signature
+from transship_suites import SuiteRun, load_suite
+from transship_suites.runner import Need
+from transship_suites.runner import needs as needs_module
+from transship_suites.runner.needs import device_for, ensure, locate, signature
 
 
 @pytest.fixture

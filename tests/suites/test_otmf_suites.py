@@ -11,20 +11,20 @@ import pytest
 import torch
 from torch import nn
 
-from transship.suites import load_suite, run_suite
-from transship.suites.runner import Case, Claim, Measurement, Quantity, Scale, Suite, SuiteResult, Table, cell
-from transship.suites.runner.page import suite_page
-from transship.suites.runner.quantities import Cell, Combined
-from transship.suites.runner.results import CaseResult, summarise
-from transship.suites.small_merge import declared, names, pictures
-from transship.suites.small_merge.bench import base_by_order
-from transship.suites.small_merge.declared import ours, sweep_claim, theirs
-from transship.suites.small_merge.figures import over_orders
-from transship.suites.small_merge.heads import Known
-from transship.suites.small_merge.names import BASELINES, HEADS, MIX, OTMF, PAIRED, Way
-from transship.suites.small_merge.trajectory import Arrival, View, follow
 from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.protocol import continual_method
+from transship_suites import load_suite, run_suite
+from transship_suites.runner import Case, Claim, Measurement, Quantity, Scale, Suite, SuiteResult, Table, cell
+from transship_suites.runner.page import suite_page
+from transship_suites.runner.quantities import Cell, Combined
+from transship_suites.runner.results import CaseResult, summarise
+from transship_suites.small_merge import declared, names, pictures
+from transship_suites.small_merge.bench import base_by_order
+from transship_suites.small_merge.declared import ours, sweep_claim, theirs
+from transship_suites.small_merge.figures import over_orders
+from transship_suites.small_merge.heads import Known
+from transship_suites.small_merge.names import BASELINES, HEADS, MIX, OTMF, PAIRED, Way
+from transship_suites.small_merge.trajectory import Arrival, View, follow
 
 NAMES = ("otmf-continual", "otmf-text")
 

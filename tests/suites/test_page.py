@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from transship.errors import OutputError
-from transship.suites import SuiteResult, SuiteRun, load_suite, run_suite
-from transship.suites.runner.bench import check_output, write_joint, write_results
-from transship.suites.runner.page import joint_page, suite_page, table_block
-from transship.suites.runner.results import TableResult
-from transship.suites.runner.verdict import Spread
+from transship_suites import SuiteResult, SuiteRun, load_suite, run_suite
+from transship_suites.runner.bench import check_output, write_joint, write_results
+from transship_suites.runner.page import joint_page, suite_page, table_block
+from transship_suites.runner.results import TableResult
+from transship_suites.runner.verdict import Spread
 
 
 @pytest.fixture

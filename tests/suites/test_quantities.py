@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transship.suites.runner.quantities import Cell, Measurement, cell, highest, lowest
+from transship_suites.runner.quantities import Cell, Measurement, cell, highest, lowest
 
 SEEDS = (0, 1, 2)
 

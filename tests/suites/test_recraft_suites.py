@@ -1,13 +1,13 @@
 import pytest
 
 from transship.registry import build_method
-from transship.suites import recraft_series
-from transship.suites.cross_modal import worth
-from transship.suites.cross_modal.measure import DEFAULT, EQUAL_TIME, parameters
-from transship.suites.cross_modal.rows import CORE, OTHERS, RAW_NAMES, TITLES
-from transship.suites.cross_modal.tasks import FIELDS, UCR, series_task
-from transship.suites.runner import Case, Context, Measurement, judge, load_suite
-from transship.suites.runner.cache import Cache
+from transship_suites import recraft_series
+from transship_suites.cross_modal import worth
+from transship_suites.cross_modal.measure import DEFAULT, EQUAL_TIME, parameters
+from transship_suites.cross_modal.rows import CORE, OTHERS, RAW_NAMES, TITLES
+from transship_suites.cross_modal.tasks import FIELDS, UCR, series_task
+from transship_suites.runner import Case, Context, Measurement, judge, load_suite
+from transship_suites.runner.cache import Cache
 
 
 @pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from transship.errors import DataError
-from transship.suites import SuiteResult, load_suite, run_suite
-from transship.suites.runner.declaration import Row
-from transship.suites.runner.results import SCHEMA
+from transship_suites import SuiteResult, load_suite, run_suite
+from transship_suites.runner.declaration import Row
+from transship_suites.runner.results import SCHEMA
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from transship.errors import OptionError
-from transship.suites import SuiteRun, load_suite, run_suite
-from transship.suites.runner import Claim, Measurement, cell
-from transship.suites.runner.cache import load_arrays
-from transship.suites.runner.page import seeds_text
-from transship.suites.runner.results import SuiteResult
+from transship_suites import SuiteRun, load_suite, run_suite
+from transship_suites.runner import Claim, Measurement, cell
+from transship_suites.runner.cache import load_arrays
+from transship_suites.runner.page import seeds_text
+from transship_suites.runner.results import SuiteResult
 
 
 def untimed(value: object) -> object:
@@ -144,7 +144,7 @@ def test_several_processes_say_the_same_as_one(toy, tmp_path: Path):
 RUN = """
 import sys
 from pathlib import Path
-from transship.suites import load_suite, run_suite
+from transship_suites import load_suite, run_suite
 result = run_suite(load_suite("toy-suite", Path(sys.argv[1])), "quick", jobs=int(sys.argv[3]))
 Path(sys.argv[2]).write_text(result.dumps())
 """

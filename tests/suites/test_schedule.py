@@ -10,15 +10,15 @@ from click.testing import CliRunner
 
 from transship.cli.bench import command
 from transship.errors import OptionError
-from transship.suites import SuiteRun, load_suite
-from transship.suites.runner.schedule import side_by_side
+from transship_suites import SuiteRun, load_suite
+from transship_suites.runner.schedule import side_by_side
 
 # a case notes its process, and may wait for the note of a case of another suite or process
 SUITE = """
 import os, time
 from pathlib import Path
 
-from transship.suites.runner import Claim, Column, Paper, Row, Scale, Suite, Table, cell, product
+from transship_suites.runner import Claim, Column, Paper, Row, Scale, Suite, Table, cell, product
 
 NOTES = Path(NOTES_FOLDER)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transship.suites.runner import sources
-from transship.suites.runner.sources import code_fingerprint, suite_fingerprint
+from transship_suites.runner import sources
+from transship_suites.runner.sources import code_fingerprint, suite_fingerprint
 
 
 def one(x: int) -> int:
@@ -43,46 +43,58 @@ def test_functions_are_told_apart_by_what_they_do():
     assert code_fingerprint(one, two) != code_fingerprint(two, one)
 
 
-def package(root: Path, monkeypatch) -> Path:
-    """Write a package with two rooms, one importing the other, and a room that nothing imports."""
-    write(root / "__init__.py", "")
-    write(root / "errors.py", "x = 1")
-    write(root / "lower" / "__init__.py", "y = 1")
-    write(root / "upper" / "__init__.py", "def f():\n    from transship.lower import y\n    return y")
-    write(root / "aside" / "__init__.py", "z = 1")
-    write(root / "verbs" / "merge" / "__init__.py", "")
-    write(root / "verbs" / "merge" / "methods" / "one.py", "w = 1")
-    write(root / "suites" / "runner" / "__init__.py", "from transship.aside import z")
-    monkeypatch.setattr(sources, "PACKAGE", root)
+def packages(root: Path, monkeypatch) -> Path:
+    """Write a library with two rooms, one importing the other, a room nothing imports, and the suites."""
+    library = root / "transship"
+    write(library / "__init__.py", "")
+    write(library / "errors.py", "x = 1")
+    write(library / "lower" / "__init__.py", "y = 1")
+    write(library / "upper" / "__init__.py", "def f():\n    from transship.lower import y\n    return y")
+    write(library / "aside" / "__init__.py", "z = 1")
+    write(library / "verbs" / "merge" / "__init__.py", "")
+    write(library / "verbs" / "merge" / "methods" / "one.py", "w = 1")
+    write(root / "transship_suites" / "runner" / "__init__.py", "from transship.aside import z")
+    write(root / "transship_suites" / "shared" / "__init__.py", "v = 1")
+    monkeypatch.setattr(sources, "SOURCES", root)
     return root
 
 
 def test_a_change_counts_in_every_room_that_is_imported_and_in_no_other(tmp_path: Path, monkeypatch):
-    root = package(tmp_path / "transship", monkeypatch)
+    root = packages(tmp_path, monkeypatch)
     suite = write(
         tmp_path / "suite.py",
-        "from transship.suites.runner import Suite\ndef run():\n    from transship.upper import f",
+        "from transship_suites.runner import Suite\ndef run():\n    from transship.upper import f",
     )
     before = suite_fingerprint(suite)
-    write(root / "aside" / "__init__.py", "z = 2")
-    write(root / "suites" / "runner" / "__init__.py", "")
+    write(root / "transship" / "aside" / "__init__.py", "z = 2")
+    write(root / "transship_suites" / "runner" / "__init__.py", "")
     assert suite_fingerprint(suite) == before
-    write(root / "lower" / "__init__.py", "y = 2")
+    write(root / "transship" / "lower" / "__init__.py", "y = 2")
     assert suite_fingerprint(suite) != before
 
 
+def test_a_room_that_suites_share_counts_for_those_that_import_it(tmp_path: Path, monkeypatch):
+    root = packages(tmp_path, monkeypatch)
+    suite = write(tmp_path / "suite.py", "from transship_suites.shared import v")
+    other = write(tmp_path / "other.py", "from transship_suites.runner import Suite")
+    before, before_other = suite_fingerprint(suite), suite_fingerprint(other)
+    write(root / "transship_suites" / "shared" / "__init__.py", "v = 2")
+    assert suite_fingerprint(suite) != before
+    assert suite_fingerprint(other) == before_other
+
+
 def test_a_verb_counts_with_the_methods_it_finds_by_listing(tmp_path: Path, monkeypatch):
-    root = package(tmp_path / "transship", monkeypatch)
+    root = packages(tmp_path, monkeypatch)
     suite = write(tmp_path / "suite.py", "from transship.verbs.merge import run")
     before = suite_fingerprint(suite)
-    write(root / "verbs" / "merge" / "methods" / "two.py", "w = 2")
+    write(root / "transship" / "verbs" / "merge" / "methods" / "two.py", "w = 2")
     assert suite_fingerprint(suite) != before
 
 
 def test_importing_the_whole_package_counts_every_room(tmp_path: Path, monkeypatch):
-    root = package(tmp_path / "transship", monkeypatch)
+    root = packages(tmp_path, monkeypatch)
     for line in ("import transship as ts", "from transship import compare"):
         suite = write(tmp_path / "suite.py", line)
         before = suite_fingerprint(suite)
-        write(root / "aside" / "__init__.py", f"z = {line!r}")
+        write(root / "transship" / "aside" / "__init__.py", f"z = {line!r}")
         assert suite_fingerprint(suite) != before

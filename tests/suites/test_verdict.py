@@ -6,8 +6,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transship.suites.runner import Claim, Measurement, cell, judge, spread
-from transship.suites.runner.verdict import EveryRun
+from transship_suites.runner import Claim, Measurement, cell, judge, spread
+from transship_suites.runner.verdict import EveryRun
 
 finite = st.floats(-1e3, 1e3)
 

@@ -14,10 +14,10 @@ import click
 from transship.cli.options import memory_option, print_json
 
 if TYPE_CHECKING:
-    from transship.suites.runner import Suite
-    from transship.suites.runner.bench import SuiteCard
-    from transship.suites.runner.results import SuiteResult
-    from transship.suites.runner.run import SuiteRun
+    from transship_suites.runner import Suite
+    from transship_suites.runner.bench import SuiteCard
+    from transship_suites.runner.results import SuiteResult
+    from transship_suites.runner.run import SuiteRun
 
 
 # the most that a process of a quick or full scale was seen to take is 4 GB (theseus-text), rounded up
@@ -115,7 +115,7 @@ def command(
     """
     from transship.errors import OptionError
     from transship.numerics import TORCH, MemoryBudget
-    from transship.suites.runner import bench
+    from transship_suites.runner import bench
 
     if memory is not None and scale in ("large", "paper"):
         raise OptionError(
@@ -198,7 +198,7 @@ def _processes(runs: list[SuiteRun], limit: int | None) -> int:
 def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
     """Run suites to their end, with the plan and the progress on stderr; yield each when it has ended."""
     from transship.progress import Progress, duration
-    from transship.suites.runner.schedule import side_by_side
+    from transship_suites.runner.schedule import side_by_side
 
     if len(runs) > 1:
         click.echo(f"{len(runs)} suites; about {duration(sum(map(_seconds_left, runs)))}", err=True)
@@ -236,7 +236,7 @@ def _seconds_left(run: SuiteRun) -> float:
 
 def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:
     if not as_json:
-        from transship.suites.runner.page import table_block
+        from transship_suites.runner.page import table_block
 
         for table in result.tables:
             click.echo(f"\n{table.title}\n\n{table_block(table).to_markdown()}")

@@ -30,7 +30,7 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
     import torch
     from transformers.utils import logging
 
-    from transship.suites.demo import page, steps
+    from transship_suites.demo import page, steps
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # products this small cost less than the threads' waiting for each other

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from transship.suites.cross_modal.grids import grid_task, spectrograms
-from transship.suites.cross_modal.measure import raw, scored, stage_one
-from transship.suites.cross_modal.tasks import PATCHES, Task, drawn, series_task, waves
+from transship_suites.cross_modal.grids import grid_task, spectrograms
+from transship_suites.cross_modal.measure import raw, scored, stage_one
+from transship_suites.cross_modal.tasks import PATCHES, Task, drawn, series_task, waves
 
 
 def test_waves_are_of_eight_kinds_with_a_random_phase():

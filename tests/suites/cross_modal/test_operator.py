@@ -1,7 +1,7 @@
 import pytest
 
-from transship.suites.cross_modal.operator import fourier_operator, missing
-from transship.suites.cross_modal.tasks import series_task
+from transship_suites.cross_modal.operator import fourier_operator, missing
+from transship_suites.cross_modal.tasks import series_task
 
 reason = missing()
 pytestmark = pytest.mark.skipif(reason is not None, reason=reason or "")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from transship.data import load
-from transship.suites.demo import models, page
-from transship.suites.demo.files import LIBRARIES, OF_EACH, descriptions
-from transship.suites.demo.steps import Demo, Size, Step, signals
+from transship_suites.demo import models, page
+from transship_suites.demo.files import LIBRARIES, OF_EACH, descriptions
+from transship_suites.demo.steps import Demo, Size, Step, signals
 
 TINY = Size(pretrain=30, tune=15, adapt=1)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from transship.cli import main
-from transship.suites import load_suite, suite_names
-from transship.suites.runner.page import note_sections
-from transship.suites.runner.papers import paper_notes
+from transship_suites import load_suite, suite_names
+from transship_suites.runner.page import note_sections
+from transship_suites.runner.papers import paper_notes
 
 # rows whose printed mean is not that of their columns; `runner.papers` names them
 SLIPS = {
@@ -53,7 +53,7 @@ def test_cases_are_listed_once_and_every_need_says_where_it_comes_from(name: str
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_all_that_is_missing_is_listed_and_the_exit_code_is_2(hub, capsys, monkeypatch, name: str):
-    from transship.suites.runner import needs
+    from transship_suites.runner import needs
 
     monkeypatch.setattr(needs, "_CARDS", ())
     monkeypatch.setattr("pathlib.Path.home", lambda: hub.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transship.suites.irp_table2 import DATA, IMAGES, TEXTS, suite
+from transship_suites.irp_table2 import DATA, IMAGES, TEXTS, suite
 
 IMAGE = ("google/vit-base-patch16-224", "openai/clip-vit-base-patch32")
 TEXT = ("google-bert/bert-base-cased", "FacebookAI/roberta-base")

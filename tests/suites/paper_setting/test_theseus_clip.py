@@ -80,7 +80,7 @@ def open_clip(hub, name: str) -> OpenClip:
 
 
 def test_a_model_of_open_clip_says_the_same_in_transformers(hub):
-    from transship.suites.paper_setting.clip import load_clip
+    from transship_suites.paper_setting.clip import load_clip
 
     theirs, ours = open_clip(hub, "some/wide"), load_clip("some/wide")
     pixels = torch.randn(3, 3, 16, 16)
@@ -94,7 +94,7 @@ def test_a_model_of_open_clip_says_the_same_in_transformers(hub):
 
 @pytest.mark.slow
 def test_the_suite_runs_on_tiny_models_and_prints_the_papers_figures(hub):
-    from transship.suites.theseus_clip import MODELS, PARTS
+    from transship_suites.theseus_clip import MODELS, PARTS
 
     open_clip(hub, MODELS["B/16+ LAION-400M"])
     for seed, (name, blocks) in enumerate(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from transship.errors import OptionError
-from transship.suites.pdes import (
+from transship_suites.pdes import (
     EQUATIONS,
     Advection,
     Burgers,
@@ -17,8 +17,8 @@ from transship.suites.pdes import (
     DiffusionSorption,
     ShallowWater,
 )
-from transship.suites.pdes.equation import waves
-from transship.suites.pdes.sorption import tridiagonal
+from transship_suites.pdes.equation import waves
+from transship_suites.pdes.sorption import tridiagonal
 
 SMALL = {
     "advection": {"points": 32},

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from transship.suites.small_merge.bodies import Eye, lower_states, pretrained_eye, upper_blocks, wide
-from transship.suites.small_merge.training import Rows
-from transship.suites.small_text.encoders import Pooled, wrapped
+from transship_suites.small_merge.bodies import Eye, lower_states, pretrained_eye, upper_blocks, wide
+from transship_suites.small_merge.training import Rows
+from transship_suites.small_text.encoders import Pooled, wrapped
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from transship.suites.small_merge import pictures
-from transship.suites.small_merge.pictures import CLASSES, TASKS, load_task, pretraining_pictures
-from transship.suites.small_vision import load_pictures
+from transship_suites.small_merge import pictures
+from transship_suites.small_merge.pictures import CLASSES, TASKS, load_task, pretraining_pictures
+from transship_suites.small_vision import load_pictures
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from transship.suites.small_merge.training import Rows, Task, encode, from_arrays, probe, to_arrays, tune
+from transship_suites.small_merge.training import Rows, Task, encode, from_arrays, probe, to_arrays, tune
 
 
 def task(name: str, seed: int, classes: int = 3) -> Task:

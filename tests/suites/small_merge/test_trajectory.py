@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transship.suites.small_merge.heads import Known, fitted, label_heads
-from transship.suites.small_merge.names import (
+from transship.verbs.merge.fusion.heads import LinearHead
+from transship_suites.small_merge.heads import Known, fitted, label_heads
+from transship_suites.small_merge.names import (
     CARRIED,
     HEADS,
     LABEL_HEADS,
@@ -17,8 +18,8 @@ from transship.suites.small_merge.names import (
     POLISHED,
     TUNED,
 )
-from transship.suites.small_merge.training import encode
-from transship.suites.small_merge.trajectory import (
+from transship_suites.small_merge.training import encode
+from transship_suites.small_merge.trajectory import (
     Arrival,
     View,
     few_accuracies,
@@ -28,7 +29,6 @@ from transship.suites.small_merge.trajectory import (
     label_head_accuracies,
     mean_shift,
 )
-from transship.verbs.merge.fusion.heads import LinearHead
 
 WIDTH = 6
 

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from transship.suites import load_suite
-from transship.suites.runner import Case, Context, Measurement, Suite, Table
-from transship.suites.runner.cache import Cache
-from transship.suites.runner.quantities import Cell, Combined, Quantity
-from transship.suites.small_vision import bench
-from transship.suites.small_vision.tables import BOUND_ROWS
+from transship_suites import load_suite
+from transship_suites.runner import Case, Context, Measurement, Suite, Table
+from transship_suites.runner.cache import Cache
+from transship_suites.runner.quantities import Cell, Combined, Quantity
+from transship_suites.small_vision import bench
+from transship_suites.small_vision.tables import BOUND_ROWS
 
 FEW_STEPS = {"pretrain": 6, "tune": 6, "warm": [0, 1, 2]}
 FEW_ROWS = {
@@ -122,8 +122,8 @@ def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
     """Random encoders under the names of the suite's, few texts and two strengths."""
     from transformers import BertConfig, BertModel
 
-    from transship.suites.small_text import bench as text_bench
-    from transship.suites.small_text import probes, tasks
+    from transship_suites.small_text import bench as text_bench
+    from transship_suites.small_text import probes, tasks
 
     for seed, (name, width) in enumerate(ENCODERS.items()):
         shape = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 2}

@@ -1,0 +1,280 @@
+"""The four verbs, each on what the demo trained: what went in, what came out, and what it is held against."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transship.errors import TransshipWarning
+from transship_suites.demo import models
+from transship_suites.demo.files import leave_behind
+from transship_suites.demo.models import Digits, Images
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much the demo trains."""
+
+    pretrain: int
+    tune: int
+    adapt: int
+    folder: str = "models"
+
+
+NARROW, WIDE = 48, 64
+PAIRS = 300
+FULL, FAST = Size(400, 200, 12), Size(240, 120, 4, "models-fast")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verb's result.
+
+    Attributes:
+        verb: its name.
+        story: what was done, in a sentence or two.
+        unit: what the figures are.
+        figures: row → figure: baselines, what the verb made, references.
+        ours: the row that the verb made.
+        references: rows that have more than the verb is given: what it is for is to come near them.
+        extra: blocks for the page.
+    """
+
+    verb: str
+    story: str
+    unit: str
+    figures: Mapping[str, float]
+    ours: str
+    references: tuple[str, ...] = ()
+    extra: tuple[Any, ...] = field(default=())
+
+    @property
+    def baseline(self) -> str:
+        """The row that the verb is held against: the best that one would have without it."""
+        others = {
+            row: value for row, value in self.figures.items() if row not in (self.ours, *self.references)
+        }
+        return max(others, key=others.__getitem__)
+
+    def line(self) -> str:
+        """Return the result in one line."""
+        rows = ", ".join(f"{name} {value:.1%}" for name, value in self.figures.items())
+        return f"{self.verb:9} {self.unit}: {rows}"
+
+
+class Demo:
+    """Two base models of different width in a folder, and the verbs on them; what is there is used again."""
+
+    def __init__(self, folder: Path, size: Size) -> None:
+        """Train what is missing."""
+        self.folder, self.size = folder / size.folder, size
+        self.train, self.test = models.load_digits("train"), models.load_digits("test")
+        self.narrow = self._base("narrow", NARROW)
+        self.wide = self._base("wide", WIDE)
+        self.waves = waves = signals(240, seed=0), signals(400, seed=1)
+        self.data = leave_behind(folder / "data", {"digits": (self.train, self.test), **self._tasks()}, waves)
+
+    def bases(self) -> dict[str, float]:
+        """Return the test accuracy of the two base models."""
+        return {
+            name: models.accuracy(models.load(folder), self.test)
+            for name, folder in (("narrow", self.narrow), ("wide", self.wide))
+        }
+
+    def transport(self) -> Step:
+        """Move a fine-tune for turned digits from the narrow model to the wide one."""
+        from transship.data import wrap
+        from transship.verbs.transport import transport
+
+        task, test = self.train.changed(models.turned), self.test.changed(models.turned)
+        tuned = self._tuned("turned", task, frozen_head=True)
+        source, target = models.load(self.narrow), models.load(self.wide)
+        data = wrap(task.images[:640], kind="array", name="turned digits")
+        moved = transport(source, models.load(tuned), target, data=data, batches=10)
+        # what a new head alone would do: without this row the figure of a carried head says little
+        head = transport(
+            source, models.load(tuned), target, data=data, batches=10, method="carry", strength=0
+        )
+        figures = {
+            "untouched wide model": models.accuracy(target, test),
+            "untouched, head carried": models.accuracy(head.model(), test),
+            "transported": models.accuracy(moved.model(), test),
+            "original fine-tune": models.accuracy(models.load(tuned), test),
+        }
+        chosen = f"`{moved.method}` at strength {moved.strength:g}"
+        return Step(
+            "transport",
+            "The narrow model was fine-tuned on digits turned by a quarter. What it learned moved to the "
+            f"wide model through {len(data)} unlabelled pictures, without training; chosen without labels: "
+            f"{chosen}. The second row has a carried head and no moved weights.",
+            "turned digits read rightly",
+            figures,
+            "transported",
+            ("original fine-tune",),
+        )
+
+    def translate(self) -> Step:
+        """Translate the narrow model's embeddings into the wide model's space, and stitch a head."""
+        from transship.verbs.translate import Ridge, Stitch
+
+        old, new = models.load(self.narrow), models.load(self.wide)
+        sample = Digits(self.train.images[:PAIRS], self.train.labels[:PAIRS])
+        seen, wanted = models.embed(old, sample), models.embed(new, sample)
+        map_, head = Ridge().fit(seen, wanted), models.head_of(new)
+        vectors, native = models.embed(old, self.test), models.embed(new, self.test)
+        padded = np.pad(vectors, ((0, 0), (0, WIDE - NARROW)))
+        figures = {
+            "head on padded vectors": Stitch(None, None, head).score(padded, self.test.labels),
+            "new head on the same pairs": _new_head(seen, head(wanted)).score(vectors, self.test.labels),
+            "narrow model left alone": models.accuracy(old, self.test),
+            "head on translated vectors": Stitch(None, map_, head).score(vectors, self.test.labels),
+            "head on its own encoder": Stitch(None, None, head).score(native, self.test.labels),
+        }
+        twins = _twins(np.asarray(map_.transform(vectors)), native)
+        return Step(
+            "translate",
+            f"A ridge map from the narrow model's embeddings to the wide model's was fitted on {PAIRS} "
+            "pairs. The wide model's own head then read translated ones, with no training. Held against it: "
+            "a new head on the narrow model's embeddings, fitted on the same pairs to say what the wide "
+            "model's head says of their partners, and the narrow model left alone, with its own head. "
+            f"Of {len(self.test)} translated test vectors, {twins:.0%} have their own twin among the ten "
+            "nearest native ones.",
+            "digits read rightly",
+            figures,
+            "head on translated vectors",
+            ("head on its own encoder",),
+        )
+
+    def merge(self) -> Step:
+        """Merge four fine-tunes of the narrow model, which arrive one after another."""
+        from transship.data import wrap
+        from transship.verbs.merge.fusion import Fusion
+
+        tasks, kept = self._tasks(), 300
+        rows = ("unmerged, heads carried", "merged, heads carried")
+        fusions = {
+            rows[0]: Fusion(self.narrow, "base", heads="carried", keep_inputs=kept),
+            rows[1]: Fusion(self.narrow, heads="carried", keep_inputs=kept),
+        }
+        alone = []
+        for name, (train, test) in tasks.items():
+            tuned = self._tuned(f"task-{name}", train, frozen_head=False)
+            alone.append(models.accuracy(models.load(tuned), test))
+            data = wrap(train.images, kind="array", name=name)
+            shown = wrap(test.images, test.labels, kind="array", name=f"{name}, test")
+            for fusion in fusions.values():
+                fusion.add(tuned, data, test=shown, name=name)
+        figures = {row: fusion.summary()["heads"]["carried"]["acc"] for row, fusion in fusions.items()}
+        return Step(
+            "merge",
+            f"{len(tasks)} fine-tunes of the narrow model ({', '.join(tasks)}), each with a head of its own, "
+            "were merged one after another into one backbone. Each task's head was fitted on "
+            f"{kept} unlabelled pictures to say what that task's own model says.",
+            f"mean accuracy over {len(tasks)} tasks",
+            {**figures, "a model per task": float(np.mean(alone))},
+            rows[1],
+            ("a model per task",),
+        )
+
+    def adapt(self) -> Step:
+        """Teach the wide model to name signals, which it has never seen."""
+        from transship.data import wrap
+        from transship.verbs.adapt import Recraft
+        from transship.verbs.adapt.raw import raw_baselines
+
+        (train, names), (test, truth) = self.waves
+        proxy = wrap(self.train.images, self.train.labels, kind="array", name="digits")
+
+        def accuracy(method: str) -> float:
+            model = Recraft(
+                backbone=str(self.wide),
+                method=method,
+                proxy=proxy,
+                kind="grid",
+                epochs=self.size.adapt,
+                seed=0,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TransshipWarning)  # they are in the notes, for the page
+                model.fit(train, names)
+            notes.extend(model.notes_)
+            return float(model.score(test, truth))
+
+        notes: list[str] = []
+        raw = raw_baselines(train, names, test, truth, task="classification", metric="error", seed=0)
+        figures = {f"{one.name} on raw values": 1 - one.validation for one in raw if one.name != "constant"}
+        figures |= {
+            "same network from scratch": accuracy("scratch"),
+            "pretrained network adapted": accuracy("recraft"),
+        }
+        best = max(figures, key=figures.__getitem__)
+        return Step(
+            "adapt",
+            "The wide model, which knows digits, learned to name four shapes of wave with random phase and "
+            "noise from 240 examples. Rows on raw values are what one would try first; `adapt fit` prints "
+            f"them beside its own figure. Best here: {best}.{_sentences(notes)}",
+            "waves named rightly",
+            figures,
+            "pretrained network adapted",
+        )
+
+    def _tasks(self) -> dict[str, tuple[Digits, Digits]]:
+        """Return the tasks to merge: train and test part by name."""
+        views: dict[str, Callable[[Images], Images]] = {
+            "turned": models.turned,
+            "upside-down": lambda images: images[:, :, ::-1],
+            "mirrored": lambda images: images[:, :, :, ::-1],
+            "negative": lambda images: 1 - images,
+        }
+        return {name: (self.train.changed(view), self.test.changed(view)) for name, view in views.items()}
+
+    def _base(self, name: str, width: int) -> Path:
+        return models.base_model(self.folder / name, width=width, steps=self.size.pretrain, digits=self.train)
+
+    def _tuned(self, name: str, digits: Digits, *, frozen_head: bool, seed: int = 0) -> Path:
+        return models.fine_tune(
+            self.folder / name, self.narrow, digits, steps=self.size.tune, frozen_head=frozen_head, seed=seed
+        )
+
+
+def signals(count: int, seed: int) -> tuple[Any, Any]:
+    """Return noisy waves of four shapes, 64 samples folded to [count, 1, 8, 8], and the shapes' numbers."""
+    random = np.random.default_rng(seed)
+    shapes = random.integers(4, size=count)
+    turns = random.uniform(2, 6, (count, 1)) * np.linspace(0, 1, 64, endpoint=False) + random.uniform(
+        size=(count, 1)
+    )
+    phase = turns % 1
+    waves = np.stack(
+        [np.sin(2 * np.pi * phase), np.sign(0.5 - phase), 4 * np.abs(phase - 0.5) - 1, 2 * phase - 1]
+    )
+    made = waves[shapes, np.arange(count)] + random.normal(scale=0.3, size=(count, 64))
+    return made.astype(np.float32).reshape(count, 1, 8, 8), shapes
+
+
+def _sentences(notes: Sequence[str]) -> str:
+    """Return notes as sentences behind others."""
+    return "".join(f" {note[0].upper()}{note[1:].rstrip('.')}." for note in notes)
+
+
+def _new_head(vectors: Any, said: Any) -> Any:
+    """Return a linear head fitted on the vectors to say what another head said of their partners."""
+    from sklearn.dummy import DummyClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    # a head that was hardly trained may say one thing of all rows, which logistic regression refuses
+    alike = len(np.unique(said)) == 1
+    return (DummyClassifier() if alike else LogisticRegression(max_iter=1000)).fit(vectors, said)
+
+
+def _twins(made: Any, native: Any, nearest: int = 10) -> float:
+    """Return the share of rows of `made` whose own row is among the nearest of `native`, by cosine."""
+    made, native = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (made, native))
+    scores = made @ native.T
+    own = np.diagonal(scores)[:, None]
+    return float(((scores > own).sum(axis=1) < nearest).mean())

@@ -1,0 +1,293 @@
+"""Zero-shot stitching through the relative space, against direct maps: Table 2, Figs. 2, 3, 6, 7 of IRP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transship_suites._packages import packaged_data, packaged_model
+from transship_suites._stitch_features import IMAGES
+from transship_suites._stitch_parts import (
+    ALPHAS,
+    DELTAS,
+    METHODS,
+    OMEGAS,
+    measure_scale,
+    measure_sensitivity,
+    measure_stitch,
+)
+from transship_suites.runner import (
+    Case,
+    Claim,
+    Column,
+    Context,
+    Curve,
+    Measurement,
+    Options,
+    Paper,
+    Quantity,
+    Row,
+    Scale,
+    Suite,
+    SuiteResult,
+    Table,
+    cell,
+    highest,
+)
+
+if TYPE_CHECKING:
+    from transship.report import Figure
+
+DATA = (*IMAGES, "trec_questions", "wordnet_supersense", "sms_spam")
+
+
+def cases(options: Options) -> list[dict[str, Any]]:
+    """Return one case per data set, across modalities, for ω and δ, and for the scale of a layer."""
+    found: list[dict[str, Any]] = [{"part": "stitch", "data": name} for name in options["data"]]
+    others = {"cross-modal": "mnist", "sensitivity": "trec_questions", "scale": "trec_questions"}
+    return [*found, *({"part": part, "data": data} for part, data in others.items())]
+
+
+def run(case: Case, context: Context) -> list[Measurement]:
+    """Measure one case."""
+    parts = {
+        "stitch": measure_stitch,
+        "cross-modal": measure_stitch,
+        "sensitivity": measure_sensitivity,
+        "scale": measure_scale,
+    }
+    return list(parts[str(case["part"])](case, context))
+
+
+def figures(result: SuiteResult) -> list[Figure]:
+    """Draw accuracy of every encoder with every head for IRP, with means per encoder and head (Fig. 7)."""
+    from transship.report.figures import heat_map
+
+    drawn = []
+    stitched = [one for one in result.cases if "encoders" in one.attachments]
+    for part, data in dict.fromkeys((one.case["part"], one.case["data"]) for one in stitched):
+        chosen = [one for one in stitched if (one.case["part"], one.case["data"]) == (part, data)]
+        names = chosen[0].attachments["encoders"]
+        matrices = [one.attachments["IRP (paper)"] for one in chosen]
+        places = range(len(names))
+        mean: list[list[float | None]] = [
+            [sum(matrix[i][j] for matrix in matrices) / len(matrices) for j in places] for i in places
+        ]
+        rows = [[*row, _mean([value for j, value in enumerate(row) if j != i])] for i, row in enumerate(mean)]
+        heads = [_mean([mean[i][j] for i in places if i != j]) for j in places]
+        what = f"{data}, images and captions" if part == "cross-modal" else data
+        drawn.append(
+            heat_map(
+                [*rows, [*heads, None]],
+                rows=[*names, "mean per head"],
+                columns=[*names, "mean per encoder"],
+                row_title="encoder",
+                column_title="head trained on",
+                value_title="accuracy",
+                caption=f"{what}: IRP with the paper's pruning, mean over seeds; the diagonal is the head on "
+                "its own encoder and counts in no mean.",
+            )
+        )
+    return drawn
+
+
+def _mean(values: list[Any]) -> float:
+    return float(sum(values) / len(values))
+
+
+def _accuracy(method: str) -> Any:
+    return cell("accuracy", part="stitch", method=method)
+
+
+def _apart(alpha: float) -> tuple[Quantity, Quantity]:
+    """Return how far the last layer at length α is above the model as it is, and below: the higher is the
+    distance.
+    """
+    there = cell("accuracy", part="scale", layer=6, alpha=alpha)
+    untouched = cell("accuracy", part="scale", method="not rescaled")
+    return there - untouched, untouched - there
+
+
+_TABLE_2 = Table(
+    title="Accuracy over all ordered pairs of encoders (Table 2)",
+    rows=(
+        *(Row(name, {"part": "stitch", "data": name}) for name in DATA),
+        Row("mnist images ↔ captions", {"part": "cross-modal", "data": "mnist"}),
+    ),
+    columns=(
+        Column("zero-shot: IRP (paper)", cell("accuracy", method="IRP (paper)")),
+        Column("absolute", cell("accuracy", method="absolute")),
+        Column("non-stitch", cell("accuracy", method="non-stitch")),
+        *(Column(name, cell("accuracy", method=name)) for name in METHODS[1:]),
+        Column("pairs", cell("available", method="absolute"), digits=0),
+        Column("of these absolute can", cell("achievable", method="absolute"), digits=0),
+    ),
+    paper={
+        (data, column): value
+        for data, values in {
+            "mnist": (0.88, 0.10, 0.97),
+            "fashion_mnist": (0.82, 0.10, 0.91),
+            "trec_questions": (0.73, 0.22, 0.87),
+        }.items()
+        for column, value in zip(("zero-shot: IRP (paper)", "absolute", "non-stitch"), values, strict=True)
+    },
+    paper_source="Table 2",
+    setting=(
+        "the paper has five large pretrained vision encoders and four language models; we have small "
+        "networks trained here for images, of which two share a width, and the sentence encoders at hand for "
+        "text. Its settings of ω and δ are used where it has the data set. Across modalities it has news "
+        "articles with their pictures; we have digits and captions that name them, and count only pairs that "
+        "cross"
+    ),
+)
+_SENSITIVITY = Table(
+    title="Sensitivity to δ with 16 subspaces",
+    rows=tuple(Row(f"δ = {delta}", {"delta": delta}) for delta in DELTAS),
+    columns=tuple(
+        Column(name, cell(metric, part="sensitivity", omega=16))
+        for name, metric in (
+            ("similarity between spaces", "similarity"),
+            ("similarity within a space", "similarity within"),
+            ("accuracy", "accuracy"),
+            ("condition number", "condition"),
+            ("anchors kept", "anchors"),
+        )
+    ),
+)
+_SCALES = Table(
+    title="Accuracy when the vectors of a layer are given the length α (minilm-l6 on TREC)",
+    rows=(
+        *(Row(f"after layer {layer}", {"part": "scale", "layer": layer}) for layer in (0, 2, 4, 6)),
+        Row("not rescaled", {"part": "scale", "method": "not rescaled"}),
+    ),
+    columns=(
+        *(Column(f"α = {alpha:g}", cell("accuracy", alpha=alpha)) for alpha in ALPHAS),
+        Column("as they are", cell("accuracy", method="not rescaled")),
+    ),
+)
+
+
+def _against_delta(title: str, metric: str, y_title: str) -> Curve:
+    return Curve(
+        title=title,
+        x="delta",
+        quantity=cell(metric, part="sensitivity"),
+        lines=tuple(Row(f"ω = {omega}", {"omega": omega}) for omega in OMEGAS),
+        x_title="δ",
+        y_title=y_title,
+    )
+
+
+suite = Suite(
+    title="Zero-shot stitching through the relative space",
+    summary=(
+        "A head trained on one encoder is used on another, translated by a map that was fitted on anchors "
+        "only. All ordered pairs of encoders; absolute uses the head without translation, non-stitch on its "
+        "own encoder. IRP (paper) leaves the number of anchors to δ; guarded and completed keep it clear of "
+        "the width of the space, where the inverse is at its worst."
+    ),
+    paper=Paper(
+        "Latent Space Translation via Inverse Relative Projection",
+        authors="Maiorca, Moschella, Fumero, Locatello and Rodolà",
+        where="Table 2, Figures 2, 3, 6 and 7",
+    ),
+    claims=(
+        Claim(
+            text="Stitching by IRP keeps most of the accuracy: at most 0.15 is lost on average.",
+            quantity=_accuracy("non-stitch") - _accuracy("IRP (paper)"),
+            at_most=0.15,
+            source="Table 2",
+        ),
+        Claim(
+            text="IRP gains at least 0.3 over a head that is used without translation.",
+            quantity=_accuracy("IRP (paper)") - _accuracy("absolute"),
+            at_least=0.3,
+            source="Table 2",
+        ),
+        Claim(
+            text="A direct map (ridge) stitches at least as well as IRP.",
+            quantity=_accuracy("ridge") - _accuracy("IRP (paper)"),
+            at_least=0.0,
+            source="ours",
+        ),
+        Claim(
+            text="Heads also work across modalities: IRP classifies images by a head of captions, and back.",
+            quantity=cell("accuracy", part="cross-modal", method="IRP (paper)"),
+            at_least=0.5,
+            source="Section 5.1, Figure 7",
+        ),
+        Claim(
+            text="Many subspaces make up for hard pruning: at δ = 0.8, ω = 16 is more similar than ω = 1.",
+            quantity=cell("similarity", part="sensitivity", omega=16, delta=0.8)
+            - cell("similarity", part="sensitivity", omega=1, delta=0.8),
+            at_least=0.0,
+            source="Section 4.1, Figure 3",
+        ),
+        Claim(
+            text="Pruning lowers the condition number: δ = 0.8 has a lower one than δ = 0.4.",
+            quantity=cell("condition", part="sensitivity", omega=16, delta=0.4)
+            - cell("condition", part="sensitivity", omega=16, delta=0.8),
+            at_least=0.0,
+            source="Figures 3 and 6",
+        ),
+        Claim(
+            text="The scale of the last layer does not matter: accuracy stays within 0.05 at α = 1 to 100.",
+            quantity=highest(*(part for alpha in ALPHAS if alpha >= 1.0 for part in _apart(alpha))),
+            at_most=0.05,
+            source="Section 4.2, Figure 2",
+        ),
+    ),
+    scales={
+        "quick": Scale(
+            seeds=3,
+            minutes=2,
+            options={
+                "data": ["digits", "mnist", "trec_questions"],
+                "encoders": {
+                    "stitch": ["minilm-l3", "minilm-l6", "bge-small"],
+                    "sensitivity": ["minilm-l3", "minilm-l6", "bge-small"],
+                    "cross-modal": ["minilm-l3", "minilm-l6"],
+                },
+                "anchors": 768,
+                "train": 2000,
+                "test": 500,
+                "images": 4000,
+                "epochs": 6,
+            },
+        ),
+        "full": Scale(
+            seeds=5,
+            minutes=30,
+            options={
+                "data": list(DATA),
+                "encoders": {
+                    "stitch": ["minilm-l3", "minilm-l6", "bge-small", "granite-small", "mpnet-base"],
+                    "sensitivity": ["minilm-l3", "minilm-l6", "bge-small"],
+                    "cross-modal": ["minilm-l6", "bge-small"],
+                },
+                "anchors": 1000,
+                "train": 2000,
+                "test": 500,
+                "images": 10000,
+                "epochs": 6,
+            },
+            needs=(
+                *map(packaged_data, ("fashion_mnist", "sms_spam", "wordnet_supersense-train")),
+                *map(packaged_model, ("granite-small", "mpnet-base")),
+            ),
+        ),
+    },
+    cases=cases,
+    run=run,
+    tables=(_TABLE_2, _SENSITIVITY, _SCALES),
+    curves=(
+        _against_delta("Reconstruction similarity between spaces", "similarity", "cosine"),
+        _against_delta("Reconstruction similarity within a space", "similarity within", "cosine"),
+        _against_delta("Accuracy of stitched heads", "accuracy", "accuracy"),
+        _against_delta("Condition number of the subspaces", "condition", "condition number"),
+    ),
+    figures=figures,
+    needs=(
+        *map(packaged_data, ("mnist", "trec_questions")),
+        *map(packaged_model, ("minilm-l3", "minilm-l6", "bge-small")),
+    ),
+)

@@ -1,0 +1,160 @@
+"""Several suites after one another: what is missing is said first, results are written as each one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transship.errors import MissingError, OptionError, OutputError, TransshipError
+from transship.report import write_text
+from transship_suites.runner.declaration import Suite
+from transship_suites.runner.find import load_suite, suite_names
+from transship_suites.runner.needs import ensure, locate
+from transship_suites.runner.results import SuiteResult
+from transship_suites.runner.run import SuiteRun
+
+RESULTS, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
+
+
+@dataclass(frozen=True)
+class SuiteCard:
+    """What `transship bench` lists of one suite; `needs` are (kind, name, source, whether it is here)."""
+
+    name: str
+    title: str
+    paper: str
+    claims: tuple[tuple[str, str], ...]
+    minutes: dict[str, float]
+    needs: dict[str, tuple[tuple[str, str, str, bool], ...]]
+
+
+def card(suite: Suite) -> SuiteCard:
+    """Return what is listed of a suite: claims with their rules, times, and needs per scale."""
+    needs: dict[str, tuple[tuple[str, str, str, bool], ...]] = {
+        scale: tuple(
+            (need.kind, need.name, need.source, locate(need) is not None) for need in suite.needs_at(scale)
+        )
+        for scale in suite.scales
+    }
+    claims = tuple((claim.text, claim.rule) for claim in suite.claims)
+    minutes = {name: scale.minutes for name, scale in suite.scales.items()}
+    return SuiteCard(suite.name, suite.title, str(suite.paper), claims, minutes, needs)
+
+
+def choose(names: Sequence[str], folder: Path | None = None) -> list[Suite]:
+    """Return the suites named, each once, in the order given; `all` stands for every suite."""
+    wanted = list(dict.fromkeys(names))
+    if "all" in wanted:
+        wanted = list(suite_names(folder))
+    return [load_suite(name, folder) for name in wanted]
+
+
+def at_scale(suites: Sequence[Suite], scale: str) -> tuple[list[Suite], dict[str, str]]:
+    """Return the suites that have `scale`, and for each of the others which it has instead."""
+    having = [suite for suite in suites if scale in suite.scales]
+    others = {
+        suite.name: f"it has no scale '{scale}', only {', '.join(suite.scales)}"
+        for suite in suites
+        if scale not in suite.scales
+    }
+    return having, others
+
+
+def prepare(
+    suites: Sequence[Suite], scale: str, *, device: str | None = None, **options: Any
+) -> list[SuiteRun]:
+    """Return the runs, ready to start, or raise one error that names all that any of them is missing.
+
+    `device` and `options` are those of `SuiteRun`.
+    """
+    if not suites:
+        raise MissingError("no suite can run here", where="bench", fix="get what the lines above name")
+    needs = [need for suite in suites if scale in suite.scales for need in suite.needs_at(scale)]
+    ensure(needs, suite=", ".join(suite.name for suite in suites), device=device)
+    return [SuiteRun(suite, scale, device=device, **options) for suite in suites]
+
+
+def able(
+    suites: Sequence[Suite], scale: str, *, device: str | None = None
+) -> tuple[list[Suite], dict[str, str]]:
+    """Return the suites that can run here, and why each of the others cannot."""
+    here, reasons = [], {}
+    for suite in suites:
+        try:
+            if scale not in suite.scales:
+                reasons[suite.name] = f"it has no scale '{scale}'"
+                continue
+            ensure(suite.needs_at(scale), suite=suite.name, device=device)
+        except TransshipError as error:
+            reasons[suite.name] = error.what
+            continue
+        here.append(suite)
+    return here, reasons
+
+
+def take_over(runs: Sequence[SuiteRun], files: Sequence[Path], *, trust: bool = False) -> dict[Path, int]:
+    """Give the runs what earlier results have finished; return how many cases each file brought.
+
+    `trust` as of `SuiteRun.take_over`.
+    """
+    by_name, brought = {run.suite.name: run for run in runs}, dict[Path, int]()
+    for file in files:
+        found = SuiteResult.read(file)
+        if found.suite not in by_name:
+            fix = f"name the suite {found.suite}, or leave the file out"
+            raise OptionError(f"it is a result of {found.suite}", where=str(file), fix=fix)
+        brought[file] = by_name[found.suite].take_over(found, trust=trust, where=str(file))
+    return brought
+
+
+def check_output(run: SuiteRun, out: Path, *, force: bool = False) -> Path:
+    """Return the folder of the run's results, or refuse it before any work: it may hold another result."""
+    folder = out / run.suite.name / run.scale
+    if force or not folder.exists():
+        return folder
+    for file in (folder / MARKDOWN, folder / PAGE, folder / RESULTS):
+        if file.exists() and not _of_same_run(folder / RESULTS, run):
+            raise OutputError(
+                "it holds another result",
+                where=str(file),
+                fix="pass --force, or name another folder with --out",
+            )
+    return folder
+
+
+def write_results(suite: Suite, result: SuiteResult, folder: Path) -> list[Path]:
+    """Write JSON, Markdown and page into `folder`, each whole or not at all; the JSON last."""
+    from transship_suites.runner.page import suite_page
+
+    page = suite_page(suite, result)
+    return [
+        write_text(folder / PAGE, page.to_html(), force=True),
+        write_text(folder / MARKDOWN, page.to_markdown(), force=True),
+        write_text(folder / RESULTS, result.dumps(), force=True),
+    ]
+
+
+def write_joint(suites: Sequence[Suite], results: Sequence[SuiteResult], out: Path) -> list[Path]:
+    """Write one page of several suites, as HTML and as Markdown, into `out/all/<scale>`."""
+    from transship_suites.runner.page import joint_page
+
+    page, folder = joint_page(suites, results), out / "all" / results[0].scale
+    return [
+        write_text(folder / PAGE, page.to_html(), force=True),
+        write_text(folder / MARKDOWN, page.to_markdown(), force=True),
+    ]
+
+
+def _of_same_run(file: Path, run: SuiteRun) -> bool:
+    try:
+        found = SuiteResult.read(file)
+    except (OSError, TransshipError):
+        return False
+    return (found.suite, found.scale, found.seeds, found.fingerprint) == (
+        run.suite.name,
+        run.scale,
+        run.seeds,
+        run.fingerprint,
+    )

@@ -1,0 +1,253 @@
+"""The words in which a suite is declared. Importing them is cheap: no numpy, no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from transship.registry import unknown
+from transship_suites.runner.quantities import Cell, Factors, Level, Measurement, Metrics, Quantity
+from transship_suites.runner.verdict import Claim
+
+if TYPE_CHECKING:
+    from transship_suites.runner.context import Context
+    from transship_suites.runner.results import SuiteResult
+
+Options = Mapping[str, Any]
+Measured = Metrics | Iterable[Measurement]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The smallest piece of work that is kept when a run is killed: one set of factors with one seed.
+
+    `case["method"]` is the level of a factor.
+    """
+
+    factors: Factors
+    seed: int
+
+    def __getitem__(self, factor: str) -> Any:
+        return self.factors[factor]
+
+    def __str__(self) -> str:
+        return ", ".join([*(f"{name} {level}" for name, level in self.factors.items()), f"seed {self.seed}"])
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Where the table stands that a suite re-runs."""
+
+    title: str
+    authors: str
+    where: str = ""
+    link: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(part for part in (self.authors, f"“{self.title}”", self.where) if part)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A data set, a model, a library or a device that a suite cannot do without.
+
+    Attributes:
+        kind: data, model, library or gpu.
+        name: as `transship.data.find_data` or `find_model` know it; a library's import name; a device.
+        source: where it comes from and how to get it, in a few words.
+        license: under which terms, where known.
+    """
+
+    kind: Literal["data", "model", "library", "gpu"]
+    name: str
+    source: str
+    license: str = ""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One size of a suite.
+
+    Attributes:
+        seeds: how many seeds; below two no claim can be decided.
+        minutes: estimated, on two cores.
+        options: sizes and counts that `cases` and `run` read.
+        needs: what this scale needs beyond the suite's own needs; a function where options decide.
+    """
+
+    seeds: int
+    minutes: float
+    options: Options = field(default_factory=dict)
+    needs: tuple[Need, ...] | Callable[[Options], Iterable[Need]] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A condition: the table's row or the curve's line with its name and the levels that select it."""
+
+    name: str
+    where: Mapping[str, Level] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is shown of every row.
+
+    Attributes:
+        name: the heading.
+        quantity: a metric's name or a quantity; the row's levels are added where it leaves them open.
+        percent: shown times 100.
+        digits: after the point.
+    """
+
+    name: str
+    quantity: str | Quantity
+    percent: bool = False
+    digits: int = 3
+
+    def within(self, row: Row) -> Quantity:
+        """Return what the cell of `row` shows."""
+        quantity = Cell(self.quantity) if isinstance(self.quantity, str) else self.quantity
+        return quantity.within(row.where)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows × columns, with the paper's own figures where it has them.
+
+    Attributes:
+        title: above the table.
+        rows: its conditions.
+        columns: its quantities.
+        paper: (row name, column name) → the figure as the paper prints it, in the shown unit.
+        paper_source: which table or figure of the paper.
+        setting: how our setting differs from the paper's; required beside the paper's figures.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    paper_source: str = ""
+    setting: str = ""
+
+    def __post_init__(self) -> None:
+        rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+        _unique(rows, f"rows of '{self.title}'")
+        _unique(columns, f"columns of '{self.title}'")
+        astray = [key for key in self.paper if key[0] not in rows or key[1] not in columns]
+        if astray:
+            raise ValueError(f"the paper's figures {astray} have no cell in '{self.title}'")
+        if self.paper and not (self.setting and self.paper_source):
+            raise ValueError(f"'{self.title}' prints a paper's figures without their source and setting")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A quantity against a factor, one line per row.
+
+    Attributes:
+        title: above the figure.
+        x: the factor along the horizontal axis; its levels are read from the measurements.
+        quantity: a metric's name or a quantity, as of a column.
+        lines: the rows drawn.
+        x_title: the axis' name with its unit.
+        y_title: likewise.
+        log_x: a logarithmic axis.
+    """
+
+    title: str
+    x: str
+    quantity: str | Quantity
+    lines: tuple[Row, ...]
+    x_title: str
+    y_title: str
+    log_x: bool = False
+
+
+def _all_options(options: Options, factors: Factors) -> Options:
+    return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """One paper's table (or several that share their runs) as a declaration.
+
+    Attributes:
+        title: one line.
+        summary: a paragraph: what is done, on what.
+        paper: whose table it is.
+        claims: what the measurements shall confirm or refute.
+        scales: `quick` and `full`, and `large` where there is more to run; or `paper` alone, the paper's own
+            setting.
+        cases: from a scale's options to the factors of the cases; the runner adds the seeds.
+        run: from a case and its context to metrics, or to several measurements whose factors are added to the
+            case's.
+        depends: from a scale's options and a case's factors to those options that the case reads; all of them
+            unless told. A case that another scale has as well, or whose scale changed elsewhere, is then
+            known to be the same.
+        tables: what is shown of it.
+        curves: likewise.
+        figures: makes further figures (blocks of `transship.report`) from the result.
+        needs: data, models and libraries.
+        version: raise it to forget finished cases when something changed that the sources do not show.
+        name: the file's name, filled in by `load_suite`.
+        file: the file, filled in by `load_suite`.
+    """
+
+    title: str
+    summary: str
+    paper: Paper
+    claims: tuple[Claim, ...]
+    scales: Mapping[str, Scale]
+    cases: Callable[[Options], Iterable[Factors]]
+    run: Callable[[Case, Context], Measured]
+    depends: Callable[[Options, Factors], Any] = _all_options
+    tables: tuple[Table, ...]
+    curves: tuple[Curve, ...] = ()
+    figures: Callable[[SuiteResult], Sequence[Any]] | None = None
+    needs: tuple[Need, ...] = ()
+    version: int = 1
+    name: str = ""
+    file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not {"quick", "full"} <= set(self.scales) and set(self.scales) != {"paper"}:
+            raise ValueError(f"the suite '{self.title}' declares no quick or no full scale")
+        if not self.claims or not self.tables:
+            raise ValueError(f"the suite '{self.title}' declares no claim or no table")
+        _unique([claim.text for claim in self.claims], f"claims of '{self.title}'")
+        _unique([table.title for table in self.tables], f"tables of '{self.title}'")
+        if any(scale.seeds < 1 for scale in self.scales.values()):
+            raise ValueError(f"the suite '{self.title}' has a scale without seeds")
+
+    def needs_at(self, scale: str) -> tuple[Need, ...]:
+        """Return everything that `scale` needs."""
+        chosen = self.scales[scale]
+        more = chosen.needs(chosen.options) if callable(chosen.needs) else chosen.needs
+        return (*self.needs, *more)
+
+    def with_options(self, scale: str, changes: Options) -> Suite:
+        """Return the suite with some options of a scale changed; an option that it has not is refused."""
+        chosen = self.scales[scale]
+        for name in changes:
+            if name not in chosen.options:
+                raise unknown(name, chosen.options, kind="option", where=f"{self.name} --scale {scale}")
+        changed = dataclasses.replace(chosen, options={**chosen.options, **changes})
+        return dataclasses.replace(self, scales={**self.scales, scale: changed})
+
+
+def product(**levels: Sequence[Level]) -> list[dict[str, Level]]:
+    """Return every combination of the factors' levels: the cases of a full grid."""
+    return [
+        dict(zip(levels, combination, strict=True)) for combination in itertools.product(*levels.values())
+    ]
+
+
+def _unique(names: Sequence[str], what: str) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"two {what} have the same name")

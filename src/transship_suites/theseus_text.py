@@ -1,0 +1,258 @@
+"""THESEUS between real sentence encoders: MiniLM-L6 fine-tuned on a task, moved to encoders that share little
+with it.
+
+Tables 2 and 9 of the paper, on encoders of 17 to 110 million parameters; and a fine-tune that somebody
+published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from transship_suites._packages import packaged_model
+from transship_suites.runner import (
+    Case,
+    Claim,
+    Column,
+    Context,
+    Measurement,
+    Options,
+    Paper,
+    Row,
+    Scale,
+    Suite,
+    Table,
+    cell,
+    product,
+)
+from transship_suites.small_text.bench import PUBLISHED, SOURCE, Bench, published
+from transship_suites.small_text.tasks import NEEDS
+
+# tasks and targets of the claims, those that are shown with one seed, and those of the large scale alone
+MAIN = {"trec": ["granite-small", "minilm-l3"]}
+OTHERS = ["bge-small", "distilbert-768", "mpnet-base"]
+TASKS = ("supersenses", "sst2", "sick")
+ONCE = {**{task: ["minilm-l3", "granite-small"] for task in TASKS}, "trec": OTHERS}
+LARGE = dict.fromkeys(TASKS, OTHERS)
+FULL = ["theseus", "gradient", "gradient blend", "random-aligned"]
+SMALL = ["theseus", "gradient", "random-aligned", "identity"]
+ONE_WIDTH = ("minilm-l3", "granite-small", "bge-small")  # the source's own, so that updates can be copied
+PROBES = (20, 50, 100)
+
+
+def cases(options: Options) -> list[dict[str, Any]]:
+    """Return a task per target, and the published fine-tune per target."""
+    listed = {**options["once"], "published": options["published"]}
+    main = [one for task, targets in options["main"].items() for one in product(task=[task], target=targets)]
+    once = [one for task, targets in listed.items() for one in product(task=[task], target=targets)]
+    return [*main, *once]
+
+
+def run(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure one task on one target; what is no claim's is measured with one seed."""
+    task, target = str(case["task"]), str(case["target"])
+    if target in context.options["main"].get(task, ()):
+        yield from Bench(task, target, context, context.options["full"]).rows()
+    elif case.seed % context.options["seeds"]:
+        return
+    elif task == "published":
+        yield from published(target, context)
+    else:
+        yield from Bench(task, target, context, context.options["small"]).rows()
+
+
+def _gain(method: str, metric: str, target: str) -> Any:
+    where = {"task": "trec", "target": target}
+    return cell(metric, method=method, **where) - cell(metric, method="untouched", **where)
+
+
+# as printed in Tables 2 and 9: for 20, 50 and 100 batches the probes of θ_A, θ_B and THESEUS; reused heads
+_PRINTED: dict[str, dict[str, Any]] = {
+    "mean": {
+        "tuned": 91.26,
+        "source": (66.80, 74.53, 82.60),
+        "untouched": (57.87, 76.78, 81.91),
+        "theseus": (79.91, 84.08, 85.84),
+        "reused": {"untouched": 42.37, "theseus": 53.01},
+    },
+    "snli": {
+        "tuned": 90.45,
+        "source": (45.06, 72.61, 80.78),
+        "untouched": (43.42, 72.20, 80.02),
+        "theseus": (76.04, 80.30, 82.10),
+        "reused": {"untouched": 32.44, "theseus": 57.24},
+    },
+}
+_SETTING = (
+    "the paper moves fine-tunes from T5-3B to T5-Large (one width and tokenizer) on entailment tasks; we "
+    "move MiniLM-L6's to encoders that share little with it. Reused heads: the paper puts the source's head "
+    "on the moved features as they are, and a random head on the untouched target; we turn the features of "
+    "both into the source's space by a rotation fitted on 1,000 inputs. Batches are of 32 inputs"
+)
+
+
+def _figures(column: str) -> dict[tuple[str, str], float]:
+    """Return a column of Tables 2 and 9 as rows and columns of ours."""
+    own = _PRINTED[column]
+    probes = {
+        (name, f"probe, {batches} batches"): own[name][place]
+        for name in ("source", "untouched", "theseus")
+        for place, batches in enumerate(PROBES)
+    }
+    reused = {(name, "reused head"): value for name, value in own["reused"].items()}
+    return {("source fine-tuned", "accuracy"): own["tuned"], **probes, **reused}
+
+
+def _paper(task: str, target: str) -> dict[str, Any]:
+    """Return the paper's figures beside a table; bge-small, a relative of the source, gets none."""
+    if task == "sick":
+        column, said = "snli", "SNLI, three classes of entailment as in SICK"
+    elif task == "trec" and target != "bge-small":
+        column, said = "mean", "AVG; none of its five tasks is like TREC"
+    else:
+        return {}
+    return {
+        "paper": _figures(column),
+        "paper_source": f"Table 2, and Table 9 with B = 20 for reused heads; column {said}",
+        "setting": _SETTING if target in MAIN.get(task, ()) else f"{_SETTING}; our maps here come from ten",
+    }
+
+
+def _table(task: str, target: str) -> Table:
+    shown = FULL if target in MAIN.get(task, ()) else SMALL
+    methods = [name for name in shown if name != "identity" or target in ONE_WIDTH]
+    names = ("source fine-tuned", "source", "untouched", *methods, "frozen source carried")
+    columns = (
+        Column("accuracy", "accuracy", percent=True, digits=1),
+        *(Column(f"probe, {one} batches", f"probe {one}", percent=True, digits=1) for one in PROBES),
+        Column("carry, 1000 inputs", "carry", percent=True, digits=1),
+        Column("reused head", "reused head", percent=True, digits=1),
+        Column("strength", "strength", digits=1),
+    )
+    rows = tuple(Row(name, {"method": name, "task": task, "target": target}) for name in names)
+    return Table(title=f"{task} to {target}", rows=rows, columns=columns, **_paper(task, target))
+
+
+_WHOLE = {
+    "published": ["bge-small", "minilm-l3"],
+    "seeds": 3,
+    "epochs": 2,
+    "full": {"test": 500, "batches": 20, "probe": [*PROBES], "methods": FULL},
+    "small": {"test": 500, "batches": 10, "probe": [*PROBES], "methods": SMALL},
+}
+_WHOLE_NEEDS = (
+    NEEDS["sst2"],
+    NEEDS["sick"],
+    NEEDS["supersenses"],
+    *(packaged_model(name) for name in (PUBLISHED, "bge-small", "mpnet-base", "distilbert-768")),
+)
+
+suite = Suite(
+    title="THESEUS between real sentence encoders",
+    summary=(
+        "MiniLM-L6 is fine-tuned on a task and the update is moved to encoders of other depth, width, "
+        "vocabulary and pre-training. Measured on frozen features: a logistic probe with few labels, a head "
+        "carried from the fine-tuned source on 1,000 unlabelled inputs, and the source's head itself through "
+        "a rotation of features. bge-small is a relative of MiniLM-L6 (near copies of its blocks) and no "
+        "cross-model result."
+    ),
+    paper=Paper(
+        "Transporting Task Vectors across Different Architectures without Training",
+        authors="Rinaldi, Panariello, Salici, Porrello and Calderara",
+        where="Tables 2 and 9",
+    ),
+    claims=(
+        Claim(
+            text="To granite-small (other tokenizer), THESEUS adds 7 points or more to a 640-label probe.",
+            quantity=_gain("theseus", "probe 20", "granite-small"),
+            at_least=0.07,
+            source="Table 2 (+22 at 20 batches)",
+        ),
+        Claim(
+            text="To granite-small, THESEUS adds at least 6 points to a carried head.",
+            quantity=_gain("theseus", "carry", "granite-small"),
+            at_least=0.06,
+            source="ours",
+        ),
+        Claim(
+            text="To minilm-l3 (half the depth), gradient maps add at least 6 points to the probe.",
+            quantity=_gain("gradient", "probe 20", "minilm-l3"),
+            at_least=0.06,
+            source="ours",
+        ),
+        Claim(
+            text="To minilm-l3, THESEUS adds at least 4 points to the probe.",
+            quantity=_gain("theseus", "probe 20", "minilm-l3"),
+            at_least=0.04,
+            source="ours",
+        ),
+        *(
+            Claim(
+                text=f"A random update through the maps to {target} adds at most 3 points to the probe.",
+                quantity=_gain("random-aligned", "probe 20", target),
+                at_most=0.03,
+                source="ours",
+            )
+            for target in ("granite-small", "minilm-l3")
+        ),
+    ),
+    scales={
+        "quick": Scale(
+            seeds=2,
+            minutes=8,
+            options={
+                "main": {"trec": ["minilm-l3"]},
+                "once": {},
+                "published": [],
+                "seeds": 2,
+                "epochs": 2,
+                "full": {
+                    "test": 500,
+                    "batches": 20,
+                    "probe": [20],
+                    "methods": ["theseus", "gradient", "random-aligned"],
+                },
+            },
+        ),
+        "full": Scale(
+            seeds=3,
+            minutes=85,
+            options={**_WHOLE, "main": MAIN, "once": ONCE},
+            needs=_WHOLE_NEEDS,
+        ),
+        "large": Scale(
+            seeds=3,
+            minutes=120,
+            options={
+                **_WHOLE,
+                "main": MAIN,
+                "once": {**ONCE, **{task: [*ONCE[task], *OTHERS] for task in TASKS}},
+            },
+            needs=_WHOLE_NEEDS,
+        ),
+    },
+    cases=cases,
+    run=run,
+    tables=(
+        *(
+            _table(task, target)
+            for listed in (MAIN, ONCE, LARGE)
+            for task, targets in listed.items()
+            for target in targets
+        ),
+        Table(
+            title="A published fine-tune: rank correlation of similarities with it",
+            rows=tuple(
+                Row(f"{name}, {target}", {"method": name, "task": "published", "target": target})
+                for target in ("bge-small", "minilm-l3")
+                for name in ("source", "untouched", "theseus", "gradient", "random-aligned", "identity")
+            ),
+            columns=(
+                Column("rank correlation", "rank correlation"),
+                Column("strength", "strength", digits=1),
+            ),
+        ),
+    ),
+    needs=(NEEDS["trec"], *(packaged_model(name) for name in (SOURCE, "minilm-l3", "granite-small"))),
+)
