@@ -17,3 +17,9 @@ def test_every_kind_survives_a_trip_between_processes(kind: type[errors.Transshi
     error = pickle.loads(pickle.dumps(kind("what", where="where", fix="fix")))
     assert type(error) is kind
     assert (error.what, error.where, error.fix) == ("what", "where", "fix")
+
+
+def test_text_from_outside_cannot_steer_a_terminal():
+    title = "a\x1b]0;owned\x07b\rc‮d\udce4"
+    assert errors.printable(title) == "a\\x1b]0;owned\\x07b\\rc\\u202ed\\udce4"
+    assert errors.printable("two\n\tlines, ünïcode ✓") == "two\n\tlines, ünïcode ✓"

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from transship.progress import Progress, duration
+from transship.progress import Bars, duration, quiet
 
 
 class Clock:
@@ -28,10 +28,10 @@ def test_times_are_printed_as_people_read_them(seconds: float, text: str):
 
 def test_a_log_gets_few_lines_and_the_time_left():
     clock, stream = Clock(), io.StringIO()
-    progress = Progress("inputs", 10, stream=stream, clock=clock)
-    for done in range(1, 11):
+    bars = Bars(stream=stream, clock=clock)
+    for done in range(11):
         clock.now = done * 2.0
-        progress(done)
+        bars("inputs", done, 10)
     assert stream.getvalue().splitlines() == [
         "inputs: 3 of 10, 6 s, about 14 s left",
         "inputs: 6 of 10, 12 s, about 8 s left",
@@ -40,30 +40,55 @@ def test_a_log_gets_few_lines_and_the_time_left():
     ]
 
 
-def test_a_terminal_gets_one_moving_line_that_ends_with_the_work():
-    clock, stream = Clock(), Terminal()
-    progress = Progress("cases", 2, unit="cases", stream=stream, clock=clock)
-    clock.now = 4.0
-    progress(1, "the first")
-    progress(2)
-    first, second = stream.getvalue().split("\r")[1:]
-    assert first.rstrip() == "cases: 1 of 2 cases, 4 s, about 4 s left · the first"
-    assert second.rstrip(" ").endswith("\n")
-    assert len(second.rstrip("\n")) == len(first)
+def test_a_terminal_gets_one_bar_that_goes_with_the_work():
+    stream = Terminal()
+    bars = Bars(unit="cases", stream=stream)
+    bars("cases", 0, 2)
+    bars("cases", 2, 2)
+    assert "cases:   0%" in stream.getvalue()
+    assert "0/2" in stream.getvalue()
+    assert stream.getvalue().endswith("\r")
 
 
 def test_what_was_kept_from_before_does_not_make_the_rest_look_quick():
     clock, stream = Clock(), io.StringIO()
-    progress = Progress("cases", 10, stream=stream, clock=clock)
+    bars = Bars(stream=stream, clock=clock, unit="cases")
+    bars("suite", 4, 10)
     clock.now = 6.0
-    progress(6, kept=4)
-    assert stream.getvalue() == "cases: 6 of 10 (4 kept from before), 6 s, about 12 s left\n"
+    bars("suite", 6, 10)
+    assert stream.getvalue() == "suite: 6 of 10 cases (4 kept from before), 6 s, about 12 s left\n"
 
 
 def test_a_log_is_not_flooded():
     clock, stream = Clock(), io.StringIO()
-    progress = Progress("cases", 1000, stream=stream, clock=clock)
-    for done in range(1, 1001):
+    bars = Bars(stream=stream, clock=clock)
+    for done in range(1001):
         clock.now += 0.01
-        progress(done)
+        bars("cases", done, 1000)
+    bars("cases", 1000, 1000)
     assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_works_follow_one_another_each_with_a_clock_of_its_own():
+    clock, stream = Clock(), io.StringIO()
+    bars = Bars(stream=stream, clock=clock)
+    for what, seconds in (("source", 8.0), ("target", 4.0), ("target", 2.0)):
+        bars(what, 0, 2)
+        clock.now += seconds
+        bars(what, 2, 2)
+    assert stream.getvalue().splitlines() == [
+        "source: 2 of 2, 8 s",
+        "target: 2 of 2, 4 s",
+        "target: 2 of 2, 2 s",
+    ]
+
+
+def test_a_name_from_outside_cannot_steer_the_terminal():
+    stream = io.StringIO()
+    Bars(stream=stream)("\x1b]0;title\x07", 1, 1)
+    assert "\x1b" not in stream.getvalue()
+    assert "\\x1b]0;title\\x07" in stream.getvalue()
+
+
+def test_nobody_needs_to_watch():
+    assert quiet("anything", 1, 2) is None

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+# what a terminal obeys instead of showing: controls but tab and line feed, signs that turn the reading
+# direction, lone surrogates
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 class TransshipError(Exception):
     """A mistake that the user can mend; the command line prints the sentence and exits with 2.
@@ -23,6 +29,11 @@ class TransshipError(Exception):
 
 def _rebuild(kind: type[TransshipError], what: str, where: str, fix: str) -> TransshipError:
     return kind(what, where=where, fix=fix)
+
+
+def printable(text: object) -> str:
+    """Return text that a terminal may show: what came from outside cannot move its cursor or set a title."""
+    return _CONTROLS.sub(lambda sign: sign[0].encode("unicode_escape").decode(), str(text))
 
 
 class CheckpointError(TransshipError):

@@ -1,57 +1,109 @@
-"""How far long work is and how long it still takes: one moving line on a terminal, plain lines elsewhere."""
+"""How far long work is and how long it still takes: a bar on a terminal, plain lines elsewhere.
+
+Everything that takes long has a parameter `progress: Progress = quiet` and calls it. Who started the work
+decides what becomes of it: the command line passes `Bars()`.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, Protocol, TextIO
+
+from transship.errors import printable
 
 # between two plain lines, so that a log stays readable
-_QUIET_SECONDS = 5.0
+_PLAIN_SECONDS = 5.0
 
 
-class Progress:
-    """Watches work of a known size.
+class Progress(Protocol):
+    """Is told how far work is.
+
+    Work of `total` steps reports once before its first step, and then as often as it likes. Its first report
+    says how much there is already: 0, or what an earlier run left. Several works may follow one another.
+    """
+
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        """Take note that `done` of the `total` steps of `what` are finished."""
+
+
+def quiet(what: str, done: int, total: int, /) -> None:
+    """Watch nothing."""
+
+
+class Bars:
+    """Shows progress on standard error: a bar on a terminal, a line every few seconds elsewhere.
 
     The time left is the mean time of the steps taken so far times those that remain.
     """
 
     def __init__(
         self,
-        what: str,
-        total: int,
         *,
         unit: str = "",
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._total, self._unit = what, total, f" {unit}" if unit else ""
-        self._stream, self._clock = stream or sys.stderr, clock
-        self._start = self._last = clock()
-        self._width = 0
-        self._moving = self._stream.isatty()
+        self._unit, self._clock = unit, clock
+        self._stream = stream or sys.stderr
+        self._what: str | None = None
+        self._ended: tuple[str, int] | None = None
+        self._first = self._done = self._total = 0
+        self._start = self._last = 0.0
+        self._bar: Any = None
 
-    def __call__(self, done: int, note: str = "", *, kept: int = 0) -> None:
-        """Say that `done` of the steps are finished; `kept` of them came from before and took no time."""
+    def __call__(self, what: str, done: int, total: int, /) -> None:
+        """Show that `done` of the `total` steps of `what` are finished."""
+        if done >= total and self._ended == (what, total):
+            return  # the end of what has just ended
+        if what != self._what or total != self._total or done < self._done:
+            self._begin(what, done, total)
+        self._done = done
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+        else:
+            self._line(what, done, total)
+        if done >= total:
+            self.close()
+            self._ended = what, total
+
+    def close(self) -> None:
+        """Take the bar away, also of work that stops before its end."""
+        if self._bar is not None:
+            self._bar.close()
+        self._what = self._bar = None
+
+    def _begin(self, what: str, done: int, total: int) -> None:
+        self.close()
+        self._what, self._total, self._first, self._ended = what, total, done, None
+        self._start = self._last = self._clock()
+        if self._stream.isatty():
+            # start-up: most commands need no bar
+            from tqdm import tqdm  # type: ignore[import-untyped]
+
+            self._bar = tqdm(
+                desc=printable(what),
+                total=total,
+                initial=done,
+                unit=f" {self._unit or 'steps'}",
+                file=self._stream,
+                leave=False,
+            )
+
+    def _line(self, what: str, done: int, total: int) -> None:
         now = self._clock()
-        last = done >= self._total
-        if not (self._moving or last or now - self._last >= _QUIET_SECONDS):
+        ended = done >= total
+        if not ended and now - self._last < _PLAIN_SECONDS:
             return
         self._last = now
-        worked = done - kept
-        left = (now - self._start) / worked * (self._total - done) if worked > 0 else 0.0
-        text = f"{self._what}: {done} of {self._total}{self._unit}"
-        text += f" ({kept} kept from before)" if kept else ""
-        text += f", {duration(now - self._start)}" + (
-            f", about {duration(left)} left" if left and not last else ""
-        )
-        if self._moving:
-            line = (f"{text} · {note}" if note and not last else text)[:118]
-            self._stream.write("\r" + line.ljust(self._width) + ("\n" if last else ""))
-            self._width = len(line)
-        else:
-            self._stream.write(text + "\n")
+        spent, worked = now - self._start, done - self._first
+        text = f"{printable(what)}: {done} of {total}" + (f" {self._unit}" if self._unit else "")
+        text += f" ({self._first} kept from before)" if self._first else ""
+        text += f", {duration(spent)}"
+        if worked > 0 and not ended:
+            text += f", about {duration(spent / worked * (total - done))} left"
+        self._stream.write(text + "\n")
         self._stream.flush()
 
 

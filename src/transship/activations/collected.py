@@ -9,7 +9,7 @@ from typing import Any
 from transship.activations.match import Matching, SitePair, Unmatched
 from transship.activations.record import Side
 from transship.activations.sites import Part, Site
-from transship.checkpoints import atomic_folder
+from transship.atomic import atomic_folder
 from transship.errors import DataError, MatchError
 from transship.geometry import Moments, load_moments, save_moments
 

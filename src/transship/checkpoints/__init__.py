@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from transship.checkpoints.adapters import write_adapter
-from transship.checkpoints.atomic import atomic_file, atomic_folder, check_target
 from transship.checkpoints.card import Input, ModelCard
 from transship.checkpoints.checkpoint import Checkpoint, check_finite
 from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
@@ -26,10 +25,7 @@ __all__ = [
     "Update",
     "WeightFile",
     "applied",
-    "atomic_file",
-    "atomic_folder",
     "check_finite",
-    "check_target",
     "copied",
     "find_dtype",
     "narrow",

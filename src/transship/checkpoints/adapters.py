@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transship.checkpoints.atomic import atomic_folder
+from transship.atomic import atomic_folder
 from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.dtypes import Array, Floats, find_dtype

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from transship.checkpoints.atomic import recover
+from transship.atomic import recover
 from transship.checkpoints.checkpoint import Checkpoint, Source
 from transship.checkpoints.lora import Adapter
 from transship.checkpoints.pickles import PickleFile

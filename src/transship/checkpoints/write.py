@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from transship.checkpoints.atomic import atomic_folder, check_target
+from transship.atomic import atomic_folder, check_target
 from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.carry import carried_files, with_dtype
 from transship.checkpoints.checkpoint import Checkpoint

@@ -16,7 +16,7 @@ import traceback
 import click
 
 from transship import __version__, parallel
-from transship.errors import OutputError, TransshipError
+from transship.errors import OutputError, TransshipError, printable
 
 # command → its module; the function in it is called `command`
 COMMANDS = {
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
         parallel.end(2)
     except TransshipError as mistake:
         if parallel.speaks():
-            click.echo(f"error: {mistake}", file=errors)
+            click.echo(f"error: {printable(mistake)}", file=errors)
         parallel.end(2)
     except (KeyboardInterrupt, click.Abort):
         if parallel.speaks():
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             if parallel.speaks():
-                click.echo(f"error: {_no_room(error)}", file=errors)
+                click.echo(f"error: {printable(_no_room(error))}", file=errors)
             parallel.end(2)
         if parallel.size() == 1:
             raise

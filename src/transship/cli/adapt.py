@@ -162,7 +162,7 @@ def fit_command(
     use. Stage 1 runs once; which head stage 2 has, and whether it trains the embedder, validation chooses
     unless told. A fit that was killed goes on where it was when the same command runs again.
     """
-    from transship.checkpoints import check_target
+    from transship.atomic import check_target
     from transship.verbs.adapt import run
 
     parameters = {name: value for name, value in settings.items() if value is not None}
@@ -283,7 +283,7 @@ def bound_command(
     force: bool,
 ) -> None:
     """Measure the terms of Theorem 7 for the model in MODEL on DATA that did not train it."""
-    from transship.checkpoints import check_target
+    from transship.atomic import check_target
     from transship.numerics import MemoryBudget
     from transship.verbs.adapt import run
 

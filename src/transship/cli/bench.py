@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,23 +196,21 @@ def _processes(runs: list[SuiteRun], limit: int | None) -> int:
 
 def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
     """Run suites to their end, with the plan and the progress on stderr; yield each when it has ended."""
-    from transship.progress import Progress, duration
+    from transship.progress import Bars, duration
     from transship_suites.runner.schedule import side_by_side
 
     if len(runs) > 1:
         click.echo(f"{len(runs)} suites; about {duration(sum(map(_seconds_left, runs)))}", err=True)
-    progress: dict[str, Progress] = {}
-    kept: dict[str, int] = {}
+    bars: dict[str, Bars] = {}
     for run, step in side_by_side(runs, jobs):
         name = run.suite.name
         if step is None:
             click.echo(_plan(run, alone=len(runs) == 1), err=True)
-            progress[name], kept[name] = Progress(name, len(run.cases), unit="cases"), 0
+            bars[name] = Bars(unit="cases")
+            bars[name](name, len(run.finished()), len(run.cases))
             continue
-        kept[name] += step.reused
-        if len(runs) > 1 and sys.stderr.isatty():
-            click.echo("\r\033[K", nl=False, err=True)  # the line of another suite, which may be longer
-        progress[name](step.done, str(step.case), kept=kept[name])
+        if not step.reused:
+            bars[name](name, step.done, step.total)
         if step.done == step.total:
             yield run
 

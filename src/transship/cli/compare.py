@@ -78,14 +78,14 @@ def command(
     from transship.data import load
 
     if report is not None:
-        from transship.checkpoints import check_target
+        from transship.atomic import check_target
 
         check_target(report, force=force)
     part = load(reference, column=column, split=split).take(inputs, seed=seed)
     click.echo(f"comparing {source} and {target} over {len(part)} inputs of {part.name}", err=True)
 
     from transship.activations import compare, load_model
-    from transship.progress import Progress
+    from transship.progress import Bars
 
     if memory is not None:
         _check_memory(memory, (source, target), part, batch_size, dtype, trust_remote_code)
@@ -95,6 +95,8 @@ def command(
         "dtype": dtype,
         "trust_remote_code": trust_remote_code,
     }
+    bars = Bars()
+    bars("inputs", 0, len(part))
     one, other = (load_model(local_model(name), name=name, **loading) for name in (source, target))
     found = compare(
         one,
@@ -104,7 +106,7 @@ def command(
         tokens_per_input=tokens or None,
         seed=seed,
         batch_size=batch_size,
-        progress=Progress("inputs", len(part)),
+        progress=lambda done: bars("inputs", done, len(part)),
     )
     if not parallel.is_main():
         return

@@ -127,19 +127,10 @@ def _not_merged(plan: MergePlan | AdapterMerge) -> str:
 
 
 def _line(what: str, unit: str = "") -> Callable[[int, int, str], None]:
-    """Return a progress line whose clock begins with the work, and again with work that starts anew."""
-    from transship.progress import Progress
+    from transship.progress import Bars
 
-    line, last = Progress(what, 0, unit=unit), (0, 0)
-
-    def watch(done: int, total: int, note: str) -> None:
-        nonlocal line, last
-        if total != last[1] or done < last[0]:
-            line = Progress(what, total, unit=unit)
-        last = done, total
-        line(done, note)
-
-    return watch
+    bars = Bars(unit=unit)
+    return lambda done, total, note: bars(what, done, total)
 
 
 def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
@@ -194,7 +185,7 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def start_command(out: Path, base: str, **given: Any) -> None:
     """Start a fusion in the folder OUT: fine-tunes of one base will join it one after another."""
-    from transship.checkpoints import check_target
+    from transship.atomic import check_target
     from transship.verbs.merge.fusion import Fusion
 
     check_target(out, force=given["force"])
@@ -330,7 +321,7 @@ def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Any) ->
 
 
 def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> None:
-    from transship.checkpoints import check_target
+    from transship.atomic import check_target
     from transship.verbs.merge.fusion import Fusion
     from transship.verbs.merge.fusion.lock import held
     from transship.verbs.merge.fusion.state import read_about

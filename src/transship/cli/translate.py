@@ -373,13 +373,11 @@ def _budget(memory: str | None) -> Any:
 
 def _watch(steps: Iterable[Moved], what: str) -> Moved:
     """Follow a run: one moving line with the time left on a terminal, plain lines elsewhere."""
-    from transship.progress import Progress
+    from transship.progress import Bars
 
     last: Moved | None = None
-    progress: Progress | None = None
+    bars = Bars(unit=what)
     for last in steps:
-        if progress is None:
-            progress, kept = Progress("translate", last.rows, unit=what), last.done
-        progress(last.done, kept=kept)
+        bars("translate", last.done, last.rows)
     assert last is not None
     return last

@@ -121,7 +121,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     place, and nothing is chosen on test rows: --test measures the result on them. A killed run goes on when
     it is started again with the same arguments.
     """
-    from transship.checkpoints import check_target
+    from transship.atomic import check_target
     from transship.data import load
     from transship.errors import OptionError
     from transship.numerics import MemoryBudget

@@ -26,7 +26,7 @@ def leave_behind(
     Each array file has inputs `x` [n, 1, 8, 8], `label` [n] and `split` [n]: train or test. A text has an id,
     the text and a label.
     """
-    from transship.checkpoints import atomic_folder
+    from transship.atomic import atomic_folder
 
     if folder.exists():
         return folder

@@ -139,7 +139,7 @@ def _trained(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from transship.checkpoints import atomic_folder
+    from transship.atomic import atomic_folder
 
     if (folder / "model.safetensors").exists():
         return folder

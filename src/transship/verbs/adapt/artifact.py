@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from transship import __version__
-from transship.checkpoints.atomic import atomic_folder
+from transship.atomic import atomic_folder
 from transship.checkpoints.card import Input, ModelCard
 from transship.errors import DataError
 from transship.verbs.adapt.adapted import Adapted

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.errors import TransshipWarning
-from transship.progress import Progress
+from transship.progress import Bars
 from transship.verbs.adapt import parts
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.advice import advice
@@ -257,11 +257,14 @@ def _budget(settings: Settings, rows: int) -> Budget:
 
 
 def _watcher(settings: Settings, seen: Any) -> Callable[[str, int, int], None]:
-    bars: dict[str, Progress] = {}
+    bars: dict[str, Bars] = {}
 
     def watch(what: str, done: int, total: int) -> None:
         if settings.verbose:
-            bars.setdefault(what, Progress(what, total, unit="items" if what == "proxy" else "steps"))(done)
+            if what not in bars:
+                bars[what] = Bars(unit="items" if what == "proxy" else "steps")
+                bars[what](what, 0, total)
+            bars[what](what, done, total)
         if seen is not None:
             seen(what, done, total)
 

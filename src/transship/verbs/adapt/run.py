@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transship import parallel
-from transship.checkpoints.atomic import atomic_file, check_target
+from transship.atomic import atomic_file, check_target
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
 from transship.registry import build_method

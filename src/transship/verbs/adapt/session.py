@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transship.checkpoints.atomic import atomic_file
+from transship.atomic import atomic_file
 from transship.errors import OutputError
 
 _FILE = "state.safetensors"

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transship.checkpoints.atomic import atomic_folder
+from transship.atomic import atomic_folder
 from transship.data import Dataset
 from transship.data.locate import NUMBERS, data_files
 from transship.errors import DataError, MissingError, OptionError

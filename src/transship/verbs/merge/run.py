@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transship import parallel
-from transship.checkpoints.atomic import check_target
+from transship.atomic import check_target
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget, format_bytes
 from transship.verbs.merge.methods._protocol import Floats

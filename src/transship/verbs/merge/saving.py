@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transship.atomic import atomic_folder
 from transship.checkpoints import check_finite
 from transship.checkpoints.adapters import write_adapter
-from transship.checkpoints.atomic import atomic_folder
 from transship.checkpoints.card import Input, ModelCard, as_json
 from transship.checkpoints.carry import carried_files, with_dtype
 from transship.checkpoints.checkpoint import Checkpoint

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transship import __version__
-from transship.checkpoints.atomic import atomic_folder
+from transship.atomic import atomic_folder
 from transship.errors import DataError, OutputError
 from transship.registry import build_method
 from transship.verbs.translate.base import Translator

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from transship.checkpoints.atomic import atomic_file
+from transship.atomic import atomic_file
 from transship.errors import DataError, OutputError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate.anchors import Indices, Way, candidate_rows, choose_among, choose_rows

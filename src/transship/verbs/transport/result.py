@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from transship.activations import parameter_names
 from transship.activations.readout import Readout
-from transship.checkpoints import Update, atomic_folder
+from transship.atomic import atomic_folder
+from transship.checkpoints import Update
 from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard, as_json
 from transship.checkpoints.write import TensorPlan, applied, write_checkpoint

@@ -301,7 +301,7 @@ def test_a_kill_at_any_point_of_the_writing_leaves_the_old_state(moment: str, be
         "model": ("transship.verbs.merge.fusion.state", "_write_model"),
         "task": ("transship.verbs.merge.fusion.state", "_write_task"),
         "state": ("transship.verbs.merge.fusion.state", "_save"),
-        "exchange": ("transship.checkpoints.atomic", "_put_in_place"),
+        "exchange": ("transship.atomic", "_put_in_place"),
     }
     module, name = places[moment]
     child = os.fork()

@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from transship.activations import parameter_names
-from transship.checkpoints import Checkpoint, Input, ModelCard, TensorPlan, atomic_folder, copied, write_file
+from transship.atomic import atomic_folder, recover
+from transship.checkpoints import Checkpoint, Input, ModelCard, TensorPlan, copied, write_file
 from transship.checkpoints.card import as_json
 from transship.checkpoints.carry import carried_files, with_dtype
 from transship.checkpoints.write import write_checkpoint
@@ -99,8 +100,6 @@ def load(folder: Path, **opening: Any) -> "Fusion":
 
 def read_about(folder: Path) -> dict[str, Any]:
     """Return `fusion.json`, checked."""
-    from transship.checkpoints.atomic import recover
-
     recover(folder)
     file = folder / "fusion.json"
     if not file.is_file():

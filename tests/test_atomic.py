@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from transship.checkpoints import atomic, atomic_file, atomic_folder, check_target
+from transship import atomic
+from transship.atomic import atomic_file, atomic_folder, check_target, locked, write_json, write_text
 from transship.errors import OutputError
 
 
@@ -26,7 +27,7 @@ def test_the_folder_appears_when_all_is_written(tmp_path: Path):
     with atomic_folder(tmp_path / "deep" / "new") as place:
         (place / "a.txt").write_text("x")
         assert not (tmp_path / "deep" / "new").exists()
-        assert place.parent == tmp_path / "deep"
+        assert place.is_relative_to(tmp_path / "deep"), "on the disk that the folder will be on"
     assert (tmp_path / "deep" / "new" / "a.txt").read_text() == "x"
     assert names(tmp_path / "deep") == ["new"]
 
@@ -66,6 +67,45 @@ def test_an_error_in_the_body_leaves_no_trace(error: type[BaseException], tmp_pa
         stop(draft)
     assert names(tmp_path) == ["m"]
     assert (tmp_path / "m" / "a.txt").read_text() == "old"
+
+
+def test_text_and_json_appear_whole_and_replace_only_with_force(tmp_path: Path):
+    write_text(tmp_path / "a.txt", "Größe\n")
+    assert (tmp_path / "a.txt").read_bytes() == "Größe\n".encode()
+    with pytest.raises(OutputError, match="exists already"):
+        write_json(tmp_path / "a.txt", {"a": 1})
+    assert write_json(tmp_path / "a.txt", {"a": "ü"}, force=True) == tmp_path / "a.txt"
+    assert json.loads((tmp_path / "a.txt").read_text(encoding="utf-8")) == {"a": "ü"}
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_target_that_is_held_is_refused_and_free_again_afterwards(tmp_path: Path):
+    with locked(tmp_path / "m"), pytest.raises(OutputError, match="another process"), locked(tmp_path / "m"):
+        pytest.fail("the body must not run")
+    with locked(tmp_path / "m"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_lock_of_a_killed_process_holds_nobody(tmp_path: Path):
+    script = (
+        "import os, signal, sys\nfrom transship.atomic import locked\n"
+        "with locked(sys.argv[1]):\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "m")], check=False)
+    assert done.returncode == -9
+    with locked(tmp_path / "m"):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_it_imports_where_there_is_no_fcntl():
+    script = (
+        "import sys\nsys.modules['fcntl'] = None\n"
+        "import transship.atomic, transship.checkpoints, transship.data, transship.report"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_files_appear_whole(tmp_path: Path):
@@ -145,7 +185,8 @@ COMMON = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 import numpy as np
-from transship.checkpoints import atomic, open, write_checkpoint
+from transship import atomic
+from transship.checkpoints import open, write_checkpoint
 
 target = Path(sys.argv[1])
 

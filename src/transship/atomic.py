@@ -1,13 +1,13 @@
 """Old or new, never a mix: files and folders are written beside their target and renamed into place.
 
-A new target appears by one rename that refuses to replace anything. A forced replacement is one atomic
-exchange (`renameat2` with RENAME_EXCHANGE); the old folder then lies under the temporary name and is
-removed. Where the file system cannot exchange, the old folder is renamed aside first; a kill between those
-two renames leaves the target absent with the old folder beside it, and `recover`, which `open` and every
-later write call, puts it back.
+A writer works in a hidden folder `.NAME.transship-…` beside its target, which holds its draft and its lock. A
+new target appears by one rename that refuses to replace anything. A forced replacement of a folder is one
+atomic exchange (`renameat2` with RENAME_EXCHANGE). Where the system or the file system cannot exchange, the
+old folder is renamed into the hidden folder first. A kill between those two renames leaves the target absent
+and the old folder in there, and `recover`, which `open` and every later write call, puts it back.
 
-While it works, a writer holds a lock on its temporary folder. The kernel drops the lock when the process
-dies, so that the next writer to the same target can tell leftovers from work in progress, and removes them.
+The system drops a lock when its process dies, so that the next writer to the same target can tell leftovers
+from work in progress, and removes them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from transship.errors import OutputError
 from transship.numerics import format_bytes
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 _MARK = ".transship-"
-_ASIDE = ".old"
+_LOCK, _ASIDE = "lock", "old"  # in the hidden folder, which also holds the draft under the target's name
 _NO_REPLACE, _EXCHANGE = 1, 2
 _MARGIN = 16_000_000  # bytes left free for everybody else
 
@@ -48,13 +52,15 @@ def atomic_folder(
     if final.is_file():
         raise OutputError("it is a file", where=str(target), fix="give the name of a folder")
     with _workplace(final) as place:
+        draft = place / _draft_name(final)
+        draft.mkdir()
         if final.is_dir():
-            shutil.copymode(final, place)
-        yield place
+            shutil.copymode(final, draft)
+        yield draft
         with _one_sentence(final):
             if sync:
-                _sync_tree(place)
-            _put_in_place(place, final, force)
+                _sync_tree(draft)
+            _put_in_place(draft, final, force)
             if sync:
                 _sync(final.parent)
 
@@ -68,7 +74,7 @@ def atomic_file(
     if final.is_dir():
         raise OutputError("it is a folder", where=str(target), fix="give the name of a file")
     with _workplace(final) as place:
-        draft = place / final.name
+        draft = place / _draft_name(final)
         yield draft
         with _one_sentence(final):
             if sync:
@@ -79,6 +85,41 @@ def atomic_file(
                 _rename_new(draft, final)
             if sync:
                 _sync(final.parent)
+
+
+def write_text(target: str | os.PathLike[str], text: str, *, force: bool = False, sync: bool = True) -> Path:
+    """Write `text` as UTF-8, whole or not at all; an existing file needs `force`."""
+    with atomic_file(target, force=force, sync=sync) as draft:
+        draft.write_text(text, encoding="utf-8", newline="\n")
+    return Path(target)
+
+
+def write_json(
+    target: str | os.PathLike[str], value: Any, *, force: bool = False, sync: bool = True, **layout: Any
+) -> Path:
+    """Write `value` as indented JSON, whole or not at all; `layout` goes to `json.dumps`."""
+    text = json.dumps(value, **{"indent": 2, "ensure_ascii": False, **layout})
+    return write_text(target, text + "\n", force=force, sync=sync)
+
+
+@contextlib.contextmanager
+def locked(target: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
+    """Hold `target` while the block runs, as its only writer on this machine; a dead process holds nothing.
+
+    Another process that holds it makes this an OutputError, or with `wait` a wait. The lock is a hidden file
+    beside the target, because the target itself may be replaced meanwhile; it is removed in the end.
+    """
+    final = Path(os.path.realpath(Path(target).expanduser()))
+    final.parent.mkdir(parents=True, exist_ok=True)
+    lock = _file_lock(final.parent / f".{_stem(final)}.transship.lock")
+    if not _acquire(lock, wait=wait):
+        raise OutputError(
+            "another process is changing it", where=str(target), fix="wait until that process is done"
+        )
+    try:
+        yield
+    finally:
+        _release(lock)
 
 
 @contextlib.contextmanager
@@ -131,10 +172,14 @@ def recover(target: str | os.PathLike[str]) -> bool:
     """Put back the old folder of a replacement killed between two renames; say whether there was one."""
     final = Path(os.path.realpath(Path(target).expanduser()))
     with contextlib.suppress(OSError):
-        for aside in sorted(final.parent.glob(_temporary_names(final) + _ASIDE)):
-            if not os.path.lexists(final) and _is_abandoned(aside):
-                aside.rename(final)
-                return True
+        for place in sorted(final.parent.glob(_temporary_names(final))):
+            if os.path.lexists(final) or not (place / _ASIDE).exists():
+                continue
+            with _if_abandoned(place) as abandoned:
+                if abandoned and not os.path.lexists(final):
+                    (place / _ASIDE).rename(final)
+                    shutil.rmtree(place, ignore_errors=True)
+                    return True
     return False
 
 
@@ -148,27 +193,30 @@ def _prepare(target: str | os.PathLike[str], force: bool, needs: int) -> Path:
             f"its folder cannot be made ({error.strerror})", where=str(target), fix="choose another place"
         ) from error
     for leftover in final.parent.glob(_temporary_names(final)):
-        if _is_abandoned(leftover):
-            shutil.rmtree(leftover, ignore_errors=True)
+        with _if_abandoned(leftover) as abandoned:
+            if abandoned:
+                shutil.rmtree(leftover, ignore_errors=True)
     return final
 
 
 @contextlib.contextmanager
 def _workplace(final: Path) -> Iterator[Path]:
-    """Yield a new, locked folder beside `final`, and remove what is left of it in the end."""
+    """Yield a new hidden folder beside `final`, locked, and remove what is left of it in the end."""
     place, lock = _make_locked(final)
     try:
         yield place
     finally:
-        shutil.rmtree(
-            place, ignore_errors=True
-        )  # still the draft after an error; the old folder after an exchange
-        os.close(lock)
+        if sys.platform == "win32":
+            _release(lock)  # an open file cannot be removed there
+        # it holds the draft after an error, and the old folder after an exchange
+        shutil.rmtree(place, ignore_errors=True)
+        _release(lock)
 
 
-def _make_locked(final: Path) -> tuple[Path, int]:
+def _make_locked(final: Path) -> tuple[Path, BaseFileLock]:
     while True:
         place = final.parent / f".{_stem(final)}{_MARK}{secrets.token_hex(6)}"
+        lock = _file_lock(place / _LOCK)
         try:
             place.mkdir()
         except OSError as error:
@@ -177,35 +225,59 @@ def _make_locked(final: Path) -> tuple[Path, int]:
                 where=str(final),
                 fix="choose another place",
             ) from error
-        with contextlib.suppress(FileNotFoundError):
-            lock = os.open(place, os.O_RDONLY)
-            if _lock(lock) is not False and place.exists():
+        try:
+            if _acquire(lock) and place.exists():
                 return place, lock
-            os.close(lock)
-        # another process took it for a leftover before the lock was there: make another
+        except FileNotFoundError:
+            continue  # another process took it for a leftover before the lock was there: make another
+        lock.release(force=True)
 
 
-def _lock(handle: int) -> bool | None:
-    """Try to lock: True if locked, False if somebody else has, None where the file system has no locks."""
+def _file_lock(path: Path) -> BaseFileLock:
+    from filelock import FileLock  # start-up: it takes as long to import as all the rest of a small command
+
+    return FileLock(path, thread_local=False)
+
+
+def _acquire(lock: BaseFileLock, *, wait: bool = False) -> bool:
+    """Take the lock if nobody has it; without locks on the file system, take it for one's own."""
+    from filelock import Timeout  # start-up
+
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
         return False
-    except OSError:
-        return None
+    except FileNotFoundError:
+        raise
+    except (OSError, NotImplementedError):
+        return True
     return True
 
 
-def _is_abandoned(place: Path) -> bool:
-    """Return whether no living process holds the lock of a temporary folder."""
+def _release(lock: BaseFileLock) -> None:
+    """Remove the lock's file while it is held, so that nobody can hold a file that is gone, and let go."""
+    with contextlib.suppress(OSError):
+        Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release(force=True)
+
+
+@contextlib.contextmanager
+def _if_abandoned(place: Path) -> Iterator[bool]:
+    """Hold the lock of a hidden folder if no living process does, and say so."""
+    lock = _file_lock(place / _LOCK)
+    abandoned = False
+    with contextlib.suppress(OSError):
+        abandoned = _acquire(lock) and lock.is_locked
     try:
-        handle = os.open(place, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return _lock(handle) is True
+        yield abandoned
     finally:
-        os.close(handle)
+        if abandoned:
+            lock.release(force=True)
+
+
+def _draft_name(final: Path) -> str:
+    """Return what a draft is called: the target's name, unless that is one of ours."""
+    return final.name if final.name not in (_LOCK, _ASIDE) else "draft"
 
 
 def _stem(final: Path) -> str:
@@ -230,21 +302,12 @@ def _precious(folder: Path) -> bool:
     return (folder / ".git").exists()
 
 
-def _put_in_place(place: Path, final: Path, force: bool) -> None:
+def _put_in_place(draft: Path, final: Path, force: bool) -> None:
     if not os.path.lexists(final) or not force:
-        _rename_new(place, final)
-        return
-    if _renameat2(place, final, _EXCHANGE):
-        return
-    aside = final.parent / (place.name + _ASIDE)
-    lock = os.open(final, os.O_RDONLY)  # or another process would put it back between the two renames
-    try:
-        _lock(lock)
-        final.rename(aside)
-        place.rename(final)
-        shutil.rmtree(aside, ignore_errors=True)
-    finally:
-        os.close(lock)
+        _rename_new(draft, final)
+    elif not _renameat2(draft, final, _EXCHANGE):
+        final.rename(draft.parent / _ASIDE)
+        draft.rename(final)
 
 
 def _rename_new(draft: Path, final: Path) -> None:
@@ -260,7 +323,7 @@ def _rename_new(draft: Path, final: Path) -> None:
         ) from error
 
 
-def _renameat2(one: Path, other: Path, flag: int) -> bool:
+def _renameat2(draft: Path, final: Path, flag: int) -> bool:
     """Call renameat2; return False where the system or the file system does not know the flag."""
     if not sys.platform.startswith("linux"):
         return False
@@ -269,12 +332,12 @@ def _renameat2(one: Path, other: Path, flag: int) -> bool:
     except (OSError, AttributeError):  # a C library from before 2018
         return False
     here = -100  # AT_FDCWD
-    if function(here, os.fsencode(one), here, os.fsencode(other), flag) == 0:
+    if function(here, os.fsencode(draft), here, os.fsencode(final), flag) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
-    raise OSError(code, os.strerror(code), str(other))
+    raise OSError(code, os.strerror(code), str(final))
 
 
 def _sync_tree(folder: Path) -> None:
