@@ -82,17 +82,17 @@ def data_options(function: Any) -> Any:
 )
 @click.option(
     "--predictor",
-    default="auto",
+    default="linear",
     show_default=True,
-    type=click.Choice(["linear", "transport", "pooled", "auto"]),
-    help="A linear head, label transport, a dense head without weights; auto lets validation choose.",
+    type=click.Choice(["linear", "transport", "pooled"]),
+    help="A linear head, label transport, or a dense head without weights.",
 )
 @click.option(
     "--freeze-embedder",
-    default="auto",
+    default="no",
     show_default=True,
-    type=click.Choice(["no", "yes", "auto"]),
-    help="Leave the embedder as stage 1 made it; auto lets validation choose.",
+    type=click.Choice(["no", "yes"]),
+    help="Leave the embedder as stage 1 made it.",
 )
 @click.option(
     "--lora-rank", default=0, show_default=True, help="Train the body by LoRA factors of this rank."
@@ -159,16 +159,14 @@ def fit_command(
 
     Raw baselines come first: linear models on the values and on random convolutions of them, in seconds.
     What they reach on the validation rows stands beside the adapted model's figure, with a word on which to
-    use. Stage 1 runs once; which head stage 2 has, and whether it trains the embedder, validation chooses
-    unless told. A fit that was killed goes on where it was when the same command runs again.
+    use. A fit that was killed goes on where it was when the same command runs again.
     """
     from transship.atomic import check_target
     from transship.verbs.adapt import run
 
     parameters = {name: value for name, value in settings.items() if value is not None}
-    frozen = {"no": False, "yes": True, "auto": "auto"}[str(parameters["freeze_embedder"])]
     parameters |= {
-        "freeze_embedder": frozen,
+        "freeze_embedder": parameters["freeze_embedder"] == "yes",
         "omega": _number(omega),
         "method_options": dict(option) or None,
         "verbose": True,
@@ -312,16 +310,12 @@ def _number(text: str) -> Any:
 
 
 def _print_fit(fitted: Fitted) -> None:
-    from transship.verbs.adapt.ways import Way
-
     about = fitted.model.adapted_.about
     metric = about["metric"]
     click.echo(f"{'model':28}{'validation ' + metric:>24}")
     click.echo(f"{'adapted (' + about['method'] + ')':28}{about['validation'][metric]:24.4f}")
     for row in about["baselines"]:
         click.echo(f"{'raw ' + row['name']:28}{row['validation']:24.4f}")
-    if len(about["ways"]) > 1:
-        click.echo(f"stage 2, chosen on validation: {Way.of(about['way'])}")
     if about["advice"]:
         click.echo(about["advice"])
     for note in about["notes"]:

@@ -37,13 +37,13 @@ def test_the_source_is_bit_identical_before_and_after_stage_one(
     seen: dict[str, dict[str, torch.Tensor]] = {}
     stage_two = StageTwo.run
 
-    def watched(self: StageTwo, ways: Any) -> Any:
+    def watched(self: StageTwo) -> None:
         seen["body"] = {
             name: value.detach().clone() for name, value in self.bench.network.body.named_parameters()
         }
         source = self.bench.known
         seen["head"] = {"weight": source.weight.clone(), "bias": source.bias.clone()}
-        return stage_two(self, ways)
+        stage_two(self)
 
     monkeypatch.setattr(StageTwo, "run", watched)
     model = Recraft(**quick, method="recraft").fit(*waves)
@@ -112,19 +112,26 @@ class Stopped(Exception):  # noqa: N818 - not an error of the program
 
 
 @pytest.mark.parametrize(
-    ("method", "phase", "step"),
+    ("method", "phase", "step", "more"),
     [
-        ("recraft", "fa", 7),
-        ("recraft", "fld", 5),
-        ("recraft", "stage 2", 5),
-        ("pare", "stage 2", 4),
-        ("fa-warm", "warm", 9),
+        ("recraft", "fa", 7, {}),
+        ("recraft", "fld", 5, {}),
+        ("recraft", "stage 2", 5, {}),
+        ("recraft", "stage 2", 5, {"predictor": "transport", "freeze_embedder": True, "lora_rank": 2}),
+        ("pare", "stage 2", 4, {}),
+        ("fa-warm", "warm", 9, {}),
     ],
 )
 def test_a_fit_broken_off_in_any_phase_goes_on_to_the_same_bytes(
-    quick: dict[str, Any], waves: Any, tmp_path: Path, method: str, phase: str, step: int
+    quick: dict[str, Any],
+    waves: Any,
+    tmp_path: Path,
+    method: str,
+    phase: str,
+    step: int,
+    more: dict[str, Any],
 ):
-    quick = quick | {"method_options": SHORT[method]}
+    quick = quick | {"method_options": SHORT[method]} | more
     whole = saved(Recraft(**quick, method=method).fit(*waves), tmp_path / "whole")
     again = quick | {"work": tmp_path / "work", "checkpoint_seconds": 0.0}
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from transship.errors import TransshipWarning
 from transship.progress import Bars
@@ -22,7 +22,6 @@ from transship.verbs.adapt.advice import advice
 from transship.verbs.adapt.bench import Bench
 from transship.verbs.adapt.heads import HeadShape, Predictor, silence
 from transship.verbs.adapt.measure import COLLAPSED
-from transship.verbs.adapt.metrics import Metric
 from transship.verbs.adapt.problem import Problem
 from transship.verbs.adapt.session import Session
 from transship.verbs.adapt.settings import Settings
@@ -31,7 +30,6 @@ from transship.verbs.adapt.splitting import Split
 from transship.verbs.adapt.stage_one import StageOne
 from transship.verbs.adapt.stage_two import Budget, StageTwo
 from transship.verbs.adapt.training import Trainer
-from transship.verbs.adapt.ways import Way, standard_error, ways_of
 
 Watch = Callable[[str, int, int], None]
 
@@ -48,7 +46,7 @@ def adapt(
     """Fit on raw rows; everything that can be wrong with them is said before anything is trained.
 
     `compare` runs the raw baselines on the validation rows first; `seen` takes (what, done, total) as the
-    work goes on, `tell` lines for the user. Stage 1 runs once, whatever stage 2 chooses.
+    work goes on, `tell` lines for the user.
     """
     problem = Problem.read(X, y, settings)
     found = parts.opened(problem)
@@ -56,7 +54,7 @@ def adapt(
     for one in problem.raw:
         metric = problem.metric.name
         tell(f"raw baseline {one.name}: validation {metric} {one.validation:.4f} in {one.seconds:.1f} s")
-    fit = _Fit(problem, found, _watcher(settings, seen), tell)
+    fit = _Fit(problem, found, _watcher(settings, seen))
     fit.stage_one()
     fit.stage_two()
     return fit.finish(), problem.split
@@ -65,17 +63,15 @@ def adapt(
 class _Fit:
     """One fit: what it is made of, and how far it is."""
 
-    def __init__(
-        self, problem: Problem, found: parts.Opened, watch: Watch, tell: Callable[[str], None]
-    ) -> None:
-        self.problem, self.tell, self.seconds = problem, tell, dict[str, float]()
+    def __init__(self, problem: Problem, found: parts.Opened, watch: Watch) -> None:
+        self.problem, self.seconds = problem, dict[str, float]()
         self.phases = [phase for phase in problem.method.phases() if phase.steps]
         settings, method = problem.settings, problem.method
         self.backbone, backbone, self.shape = found.backbone, found.backbone, found.shape
         with self._timed("proxy"):
             source = parts.source_of(settings, found, watch)
         accelerator = parts.accelerator_of(settings)
-        # label transport begins where stage 1 ends, so that stage 1 is the same for all ways
+        # label transport begins where stage 1 ends, so stage 1 has a linear head
         head_shape = self._head_shape("pooled" if settings.predictor == "pooled" else "linear", source)
         network = parts.network_of(backbone, self.shape, head_shape, method, settings.seed)
         network.embedder.look_at(problem.train.inputs)
@@ -87,7 +83,6 @@ class _Fit:
         self.session = Session(work, self._key(), every=settings.checkpoint_seconds)
         self.trainer = Trainer(self.bench, accelerator, self.session, watch=watch)
         self.budget = _budget(settings, len(problem.train))
-        self.way = Way()
         self.adapted = Adapted(
             problem.inputs,
             problem.targets,
@@ -105,21 +100,24 @@ class _Fit:
             StageOne(self.trainer, log_every=self.problem.settings.log_every).run(self.phases)
 
     def stage_two(self) -> None:
-        """Train what the method trains on the targets, in the way that is told or validation chooses."""
+        """Train what the method trains on the targets, under the head of the settings."""
         problem, network = self.problem, self.bench.network
-        judge = _Judge(self.adapted, problem.metric, problem.held_truth, problem.settings.seed)
+        settings = problem.settings
+        head = None
+        if settings.predictor == "transport":
+            self.adapted.head_shape = self._head_shape("transport", self.bench.source)
+            head = parts.head_of(self.adapted.head_shape, settings.seed)
         stage = StageTwo(
             self.trainer,
             problem.method,
             self.budget,
-            judge,
-            self._head,
-            first=len(self.phases),
-            tell=self.tell,
+            _Judge(self.adapted, problem.held_truth),
+            head,
+            number=len(self.phases),
+            frozen=settings.freeze_embedder,
         )
         with self._timed("stage2"):
-            self.way = stage.run(ways_of(problem.settings, problem.method, problem.targets.task))
-        self.adapted.head_shape = self._head_shape(self.way.predictor, self.bench.source)
+            stage.run()
         for parameter in network.parameters():
             parameter.requires_grad_(False)
         if self.bench.source is not None:
@@ -148,12 +146,6 @@ class _Fit:
 
     def _head_shape(self, predictor: Predictor, source: Source | None) -> HeadShape:
         return parts.head_shape_of(self.problem, predictor, self.backbone, self.shape, source)
-
-    def _head(self, way: Way) -> nn.Module | None:
-        """Return a new head where the way has another one than stage 1."""
-        if way.predictor != "transport":
-            return None
-        return parts.head_of(self._head_shape("transport", self.bench.source), self.problem.settings.seed)
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
@@ -184,8 +176,6 @@ class _Fit:
             "data": problem.data_hash,
             "stage1": ledger.log,
             "history": ledger.history,
-            "way": self.way.told(),
-            "ways": ledger.race,
             "notes": notes,
             "seed": settings.seed,
         }
@@ -196,21 +186,10 @@ class _Judge:
     """The metric on the validation rows."""
 
     adapted: Adapted
-    metric: Metric
     truth: Any
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return self.metric.name
 
     def score(self, outputs: Tensor) -> float:
         return self.adapted.score(outputs.numpy(), self.truth)
-
-    def noise(self, outputs: Tensor) -> float:
-        made = outputs.numpy()
-        prediction, scores = self.adapted.as_prediction(made), self.adapted.targets.scores(made)
-        return standard_error(self.metric, self.truth, prediction, scores, self.seed)
 
 
 def _bench(problem: Problem, network: Any, backbone: Any, source: Any, device: Any) -> Bench:

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-_FACTS = ("log", "history", "notes", "best", "losses", "race")
-_TENSORS = ("kept", "before", "snapshots", "start", "settled")
+_FACTS = ("log", "history", "notes", "best", "losses")
+_TENSORS = ("kept", "before", "snapshots")
 
 
 @dataclass(eq=False)
@@ -16,17 +16,14 @@ class Ledger:
 
     Attributes:
         log: rows of stage 1.
-        history: rows of stage 2, of the way that is being trained.
+        history: rows of stage 2.
         notes: sentences for the user.
         best: the best row so far of the phase that is running, and the one it began with.
         losses: of the steps since the last validation.
-        race: the figures of every way of stage 2 that was tried, by its name.
         kept: weights of the best row.
         before: the embedder from before a phase that may be undone.
         snapshots: pooled φ(x) of some training rows before stage 1 and after each of its phases, and after
             stage 2, for pictures.
-        start: embedder and head as stage 1 left them, for every way of stage 2 to begin with.
-        settled: the whole network as the default way left it, while another one is trained to the end.
     """
 
     log: list[dict[str, Any]] = field(default_factory=list)
@@ -34,12 +31,9 @@ class Ledger:
     notes: list[str] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
-    race: dict[str, dict[str, Any]] = field(default_factory=dict)
     kept: dict[str, Tensor] = field(default_factory=dict)
     before: dict[str, Tensor] = field(default_factory=dict)
     snapshots: dict[str, Tensor] = field(default_factory=dict)
-    start: dict[str, Tensor] = field(default_factory=dict)
-    settled: dict[str, Tensor] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """Return what JSON holds of it."""

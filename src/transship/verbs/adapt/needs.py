@@ -10,12 +10,10 @@ import numpy as np
 
 from transship.checkpoints.footprint import Footprint
 from transship.data import find_model
-from transship.registry import build_method
 from transship.verbs.adapt.artifact import BASE, SOURCE, WEIGHTS, read_document
 from transship.verbs.adapt.bound import MOST_POINTS
 from transship.verbs.adapt.embedders import Shape
 from transship.verbs.adapt.fitting import batch_rows
-from transship.verbs.adapt.protocol import AdaptMethod
 from transship.verbs.adapt.raw_model import FEATURE_ROWS
 
 # random convolutions give about 10,000 features of a row; the baselines hold them in float64, with copies
@@ -26,19 +24,13 @@ def fitting_bytes(inputs: np.ndarray[Any, Any], parameters: Mapping[str, Any]) -
     """Return the bytes that a fit takes beside the interpreter.
 
     The rows as arrays and as tensors; the baselines' features; the weights as read, trained and kept at their
-    best; gradients, Adam's moments and the activations of one batch. Where stage 2 has more than one way, the
-    weights of the first one are kept, and the pretrained ones are copied for the next.
+    best; gradients, Adam's moments and the activations of one batch.
     """
-    method: AdaptMethod = build_method(
-        "adapt", str(parameters.get("method", "recraft")), parameters.get("method_options")
-    )
-    told = "auto" not in (parameters.get("predictor", "auto"), parameters.get("freeze_embedder", "auto"))
-    copies = 3 if told or not method.open_stage_two else 5
     model = Footprint.of(str(find_model(str(parameters["backbone"]))))
     batch = batch_rows(parameters.get("batch_size", "auto"), len(inputs))
     tokens = None if inputs.ndim == 4 else int(parameters.get("tokens", 32)) + 2
     rows = 4 * inputs.astype(np.float32, copy=False).nbytes + len(inputs) * _BASELINE
-    return rows + copies * model.weights + model.training(batch, tokens)
+    return rows + 3 * model.weights + model.training(batch, tokens)
 
 
 def predicting_bytes(folder: str | Path, inputs: np.ndarray[Any, Any]) -> tuple[int, int]:

@@ -111,39 +111,7 @@ def _training(about: Mapping[str, Any]) -> list[Block]:
             y_title=about["metric"],
             caption="What the best weights are chosen by.",
         ),
-        *_ways(about),
     ]
-
-
-def _ways(about: Mapping[str, Any]) -> list[Block]:
-    """Return what was tried for stage 2, where validation chose."""
-    tried, taken = about.get("ways") or {}, about.get("way")
-    rows = [
-        [
-            name,
-            row["early"],
-            row.get("early_error"),
-            row.get("validation"),
-            row.get("error"),
-            "taken" if {key: row[key] for key in taken or {}} == taken else "",
-        ]
-        for name, row in tried.items()
-    ]
-    if not rows:
-        return []
-    columns: list[str | Column] = [
-        "stage 2",
-        Column("early", 4, "min", help="after a quarter of the passes"),
-        Column("± early", 4, help="one standard error of the default way's figure"),
-        Column("at the end", 4, "min"),
-        Column("± at the end", 4, help="one standard error of the default way's figure"),
-        "",
-    ]
-    words = (
-        f"Ways of stage 2 by validation {about['metric']}. Another way than the default is trained to its "
-        "end if it leads by more than a standard error early, and taken if it leads by as much at the end."
-    )
-    return [Table(columns, rows, words, sortable=False)]
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:

@@ -66,8 +66,6 @@ class AdaptMethod(Method):
     uses_omega: ClassVar[bool] = False
     # whether the body starts from its pretrained weights
     pretrained: ClassVar[bool] = True
-    # whether stage 2 has more than one way, of which validation chooses: label transport, φ frozen
-    open_stage_two: ClassVar[bool] = False
     # what learns in stage 2
     trains: ClassVar[frozenset[Part]] = ALL
 

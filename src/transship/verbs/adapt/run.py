@@ -47,8 +47,6 @@ class Fitted:
             "validation",
             "baselines",
             "advice",
-            "way",
-            "ways",
             "notes",
             "data",
         )
@@ -97,7 +95,7 @@ def fit(
     elif "validation" in found.split_sizes:
         other, _ = read_rows(reference, **columns, split="validation")
         held = (other.inputs, other.targets)
-    if compare and parameters.get("predictor", "auto") in ("linear", "auto"):
+    if compare and parameters.get("predictor", "linear") == "linear":
         parameters = {**COMMAND, **parameters}
     if memory is not None and memory.limit is not None:
         instead = "pass a smaller --batch-size with --accumulation"
@@ -178,7 +176,7 @@ def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
     """Return the ω of `--sensitivity`; refuse what is none, and methods in which ω decides nothing."""
     name = str(parameters.get("method", "recraft"))
     method: AdaptMethod = build_method("adapt", name, parameters.get("method_options"))
-    if not method.uses_omega and parameters.get("predictor", "auto") != "transport":
+    if not method.uses_omega and parameters.get("predictor", "linear") != "transport":
         raise OptionError(
             f"ω decides nothing in {name}: every fit would be the same",
             where="--sensitivity",
@@ -199,7 +197,7 @@ def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
 
 
 def sensitivity(fitted: Fitted, omegas: Sequence[float], *, seen: Any = None) -> list[tuple[float, float]]:
-    """Fit again with each ω, in the same way of stage 2; return (ω, validation metric) pairs, Fig. 6."""
+    """Fit again with each ω; return (ω, validation metric) pairs, Fig. 6."""
     points = []
     for omega in omegas:
         other = _refitted(fitted, seen, omega=float(omega))
@@ -211,9 +209,9 @@ def sensitivity(fitted: Fitted, omegas: Sequence[float], *, seen: Any = None) ->
 def path(fitted: Fitted, points: int, *, seen: Any = None) -> list[dict[str, Any]]:
     """Fit again with stage 1 broken off at so many places, from none of it to all: Figs. 2 and 3.
 
-    Each fit runs the whole of stage 2, in the way of the model at hand and without a raw model under it, as
-    the paper has it; the first one is naive fine-tuning. Return for each place the semantic gap ω·W₁ + FLD
-    there, and the validation metric in the end.
+    Each fit runs the whole of stage 2 without a raw model under it, as the paper has it; the first one is
+    naive fine-tuning. Return for each place the semantic gap ω·W₁ + FLD there, and the validation metric in
+    the end.
     """
     found, clouds = [], {}
     for options, name in broken_off(fitted.model.method, fitted.model.method_options, points):
@@ -263,8 +261,8 @@ def _place_name(place: int, first: int, second: int) -> str:
 
 
 def _refitted(fitted: Fitted, seen: Any, **changes: Any) -> Recraft:
-    """Return the same fit with other parameters, in the way of stage 2 that was taken."""
-    parameters = fitted.model.get_params() | dict(fitted.model.adapted_.about["way"]) | {"work": None}
+    """Return the same fit with other parameters."""
+    parameters = fitted.model.get_params() | {"work": None}
     return Recraft(**parameters | changes).fit(fitted.train.inputs, fitted.train.targets, seen=seen)
 
 

@@ -35,11 +35,9 @@ class Settings:
         stem: `patch`: kernels as long as a patch; `multiscale`: longer ones beside them; `rocket`: random
             convolutions of the series, pooled in every patch.
         missing: `refuse` NaN by row, or `fill` them with the channel's mean.
-        predictor: `linear` head, `transport` (Λ over source labels), `pooled` (dense, no weights), or `auto`:
-            linear, or transport where method and task allow it and validation says so.
+        predictor: `linear` head, `transport` (Λ over source labels), or `pooled` (dense, no weights).
         base: a raw model that the network corrects: none, rocket, ridge, logistic, or `auto` (the best).
-        freeze_embedder: stage 2 leaves the embedder as stage 1 made it; `auto`: no, or yes where the method
-            allows it and validation says so.
+        freeze_embedder: stage 2 leaves the embedder as stage 1 made it.
         lora_rank: above 0, the body learns through LoRA factors of that rank.
         omega: ω, or `grid` for the smallest that keeps the source head's accuracy.
         loss: of stage 2; None for the task's usual one.
@@ -79,9 +77,9 @@ class Settings:
     patch: int | None = None
     stem: Any = "patch"
     missing: Any = "refuse"
-    predictor: Literal["linear", "transport", "pooled", "auto"] = "auto"
+    predictor: Literal["linear", "transport", "pooled"] = "linear"
     base: str = "none"
-    freeze_embedder: bool | str = "auto"
+    freeze_embedder: bool = False
     lora_rank: int = 0
     omega: float | str = "grid"
     loss: str | None = None
@@ -128,8 +126,8 @@ class Settings:
         _check_omega(self.omega)
         _check_device(self.device)
         for name, choices in (
-            ("predictor", ("linear", "transport", "pooled", "auto")),
-            ("freeze_embedder", (False, True, "auto")),
+            ("predictor", ("linear", "transport", "pooled")),
+            ("freeze_embedder", (False, True)),
             ("stem", ("patch", "multiscale", "rocket")),
             ("missing", ("refuse", "fill")),
             ("precision", ("no", "bf16", "fp16")),

@@ -43,8 +43,6 @@ class Run:
         groups: parameters with their rates.
         schedule: from the step to a factor of the rates.
         clip: largest gradient norm.
-        stop: where it ends, if that is before the schedule does.
-        shown: as progress calls it, if not by its name.
     """
 
     name: str
@@ -58,8 +56,6 @@ class Run:
     groups: list[dict[str, Any]]
     schedule: Callable[[int], float]
     clip: float | None
-    stop: int | None = None
-    shown: str | None = None
     optimiser: torch.optim.Optimizer = field(init=False)
 
 
@@ -107,16 +103,16 @@ class Trainer:
         fused = True if self.bench.device.type == "cpu" else None  # an eighth of a step less there
         run.optimiser = kind(run.groups, fused=fused)
         optimiser = self.accelerator.prepare(run.optimiser)
-        first, last = self._resume(run, extras), run.steps if run.stop is None else run.stop
+        first = self._resume(run, extras)
         parameters = [p for group in run.groups for p in group["params"]]
         if not first:
             self.ledger.losses = []
-        for step in range(first, last):
+        for step in range(first, run.steps):
             for group, rate in zip(optimiser.param_groups, base, strict=True):
                 group["lr"] = rate * run.schedule(step)
             self.ledger.losses.append(self._step(run, step, parameters, optimiser))
             stop = after(step)
-            self.watch(run.shown or run.name, step + 1, last)
+            self.watch(run.name, step + 1, run.steps)
             if stop:
                 break
             if self.session.due():

@@ -27,7 +27,6 @@ class FeatureAlignWarm(AdaptMethod):
 
     needs_source: ClassVar[bool] = True
     uses_omega: ClassVar[bool] = True
-    open_stage_two: ClassVar[bool] = True
     fa_steps: int = 60
     fa_rate: float = 3e-3
     fa_batch: int = 128

@@ -32,7 +32,6 @@ class RecraftMethod(AdaptMethod):
     paper: ClassVar[str] = PAPER
     needs_source: ClassVar[bool] = True
     uses_omega: ClassVar[bool] = True
-    open_stage_two: ClassVar[bool] = True
     objective_order: Literal["sequence", "sum"] = "sequence"
     fa_steps: int = 60
     fa_rate: float = 3e-3
