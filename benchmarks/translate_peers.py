@@ -59,7 +59,7 @@ def run() -> list[dict[str, Any]]:
 
 def _against_latentis() -> list[dict[str, Any]]:
     """Return how far the suite's recipe is from the package: rows, and recall@10 of the native top 10."""
-    from transship.verbs.translate.quality import measure
+    from transship.verbs.translate.fit.quality import measure
     from transship_suites._embeddings import gloss_texts, latentis_recipe
 
     texts = gloss_texts(ANCHORS + GALLERY)
@@ -98,8 +98,9 @@ def _against_isotrieve() -> list[dict[str, Any]]:
 
     No document is scored by a map that saw it: the pairs' own rows come from five folds, on both sides.
     """
-    from transship.verbs.translate.pairs import Pairs
-    from transship.verbs.translate.quality import ndcg, unit_rows
+    from transship.verbs.translate.fit.pairs import Pairs
+    from transship.verbs.translate.fit.quality import ndcg
+    from transship.verbs.translate.nearest import unit_rows
     from transship_suites._embeddings import collection
 
     documents, queries, relevance = collection("scifact", WORDS)
@@ -130,8 +131,8 @@ def _against_isotrieve() -> list[dict[str, Any]]:
 
 def _ours(pairs: Any, rows: Any, chosen: Any) -> Any:
     """Return all rows by the map that `fit` chooses; the pairs' own rows by maps that did not see them."""
-    from transship.verbs.translate.fitting import fit_pairs
-    from transship.verbs.translate.quality import out_of_sample, restore_variance
+    from transship.verbs.translate.fit.fitting import fit_pairs
+    from transship.verbs.translate.fit.quality import out_of_sample, restore_variance
 
     found = fit_pairs(pairs)
     moved = np.array(found.translator.transform(rows))

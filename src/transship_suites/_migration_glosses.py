@@ -16,7 +16,7 @@ def glosses(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one pair of encoders with every number of anchors."""
     import numpy as np
 
-    from transship.verbs.translate.quality import neighbours, overlap
+    from transship.verbs.translate.nearest import neighbours, overlap
 
     options = context.options
     sizes = options["anchors"]
@@ -59,7 +59,7 @@ def _maps(
 
     At the forecast's size also what leave-one-out says is measured, and a half moved index.
     """
-    from transship.verbs.translate.quality import measure, out_of_sample
+    from transship.verbs.translate.fit.quality import measure, out_of_sample
 
     for name, method in _methods(settings).items():
         fitted = method.fit(*pairs)
@@ -87,7 +87,8 @@ def _mixed(
     fitted: Any, predicted: Any, target: Any, gallery: Any, moved: Any, recall: Recall
 ) -> Iterator[Measurement]:
     """Measure an index of which every second row is native by now and the others are translated."""
-    from transship.verbs.translate.quality import restore_variance, unit_rows
+    from transship.verbs.translate.fit.quality import restore_variance
+    from transship.verbs.translate.nearest import unit_rows
 
     restored = restore_variance(fitted, predicted, target).transform(gallery[0])
     for name, rows in (("half native", moved), ("half native, variance restored", restored)):
@@ -103,7 +104,7 @@ def _rescored(
     import numpy as np
 
     from transship.verbs.translate import Procrustes
-    from transship.verbs.translate.quality import neighbours, overlap, unit_rows
+    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
     old, new = gallery
     queries = new[asked]
@@ -124,7 +125,7 @@ def _guards(
     import numpy as np
 
     from transship.verbs.translate import Procrustes, Ridge
-    from transship.verbs.translate.pairs import find_wrong_pairs
+    from transship.verbs.translate.fit.pairs import find_wrong_pairs
 
     old, new = pairs
     clean = find_wrong_pairs(moved["left out"], new).share
@@ -145,7 +146,7 @@ def _ways(
 ) -> Iterator[Measurement]:
     """Measure ridge on anchors that were chosen among the pool by farthest points or k-means."""
     from transship.verbs.translate import Ridge
-    from transship.verbs.translate.anchors import choose_rows
+    from transship.verbs.translate.fit.anchors import choose_rows
 
     ways: tuple[Any, ...] = ("farthest", "kmeans")
     for way in ways:

@@ -17,7 +17,8 @@ def retrieval(case: Case, context: Context) -> Iterator[Measurement]:
     import numpy as np
 
     from transship.verbs.translate import KernelRidge, Procrustes, Ridge
-    from transship.verbs.translate.quality import ndcg, neighbours, overlap, unit_rows
+    from transship.verbs.translate.fit.quality import ndcg
+    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
     name = str(case["corpus"])
     documents, queries, relevance = collection(name, context.options["words"])
@@ -65,7 +66,8 @@ def _out_of_sample(method: Any, old: Any, new: Any, chosen: Any) -> tuple[Any, A
 
     No row is scored by a map that saw it.
     """
-    from transship.verbs.translate.quality import stretch, unit_rows, variance_axes
+    from transship.verbs.translate.fit.quality import stretch, variance_axes
+    from transship.verbs.translate.nearest import unit_rows
 
     fitted = method.fit(old[chosen], new[chosen])
     moved = fitted.transform(old)
@@ -85,7 +87,7 @@ def _together(
     judge: Judge,
 ) -> Iterator[Measurement]:
     """Measure translated rows beside old scores, and beside the anchors' native rows in one index."""
-    from transship.verbs.translate.quality import fuse
+    from transship.verbs.translate.fit.quality import fuse
 
     fused = judge(fuse(asked @ moved.T, old_scores))
     yield Measurement({"method": "kernel fused with old", **at}, fused)
@@ -100,7 +102,8 @@ def _by_folds(
 ) -> Iterator[Measurement]:
     """Measure methods whose leave-one-out has no closed form: their anchors' own rows come from ten folds."""
     from transship.verbs.translate import InverseRelativeProjection, Procrustes
-    from transship.verbs.translate.quality import folds, unit_rows
+    from transship.verbs.translate.fit.quality import folds
+    from transship.verbs.translate.nearest import unit_rows
     from transship_suites._embeddings import latentis_recipe
 
     x, y = old[chosen], new[chosen]

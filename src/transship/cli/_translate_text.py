@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from transship.verbs.translate.run import Fitted
+    from transship.verbs.translate.api import Fitted
 
 
 def print_fit(fitted: Fitted) -> None:

@@ -20,7 +20,7 @@ from transship.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from transship.verbs.translate.moving import Moved
+    from transship.verbs.translate.apply.moving import Moved
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,7 +103,7 @@ def fit(
 ) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
     from transship.errors import OptionError
-    from transship.verbs.translate import run
+    from transship.verbs.translate import api as run
     from transship.verbs.translate.stores import Columns
 
     if relevance is not None and queries is None:
@@ -124,7 +124,7 @@ def fit(
         **settings,
     )
     if report is not None:
-        from transship.verbs.translate.page import fit_page
+        from transship.verbs.translate.fit.page import fit_page
 
         fit_page(fitted, " ".join(["transship", *sys.argv[1:]])).write(report, force=settings["force"])
     if as_json:
@@ -158,8 +158,8 @@ def check(
     **engine: Any,
 ) -> None:
     """Measure MAP again, on other pairs of OLD and NEW."""
-    with _engine("pairs", **engine) as workers:
-        from transship.verbs.translate import run
+    with _engine("fit.pairs", **engine) as workers:
+        from transship.verbs.translate import api as run
         from transship.verbs.translate.stores import Columns
 
         quality, old_alone, count = run.check(
@@ -202,7 +202,7 @@ def plan(
     from dataclasses import asdict
 
     from transship.verbs.translate import load_map
-    from transship.verbs.translate.moving import plan_apply
+    from transship.verbs.translate.apply.moving import plan_apply
     from transship.verbs.translate.stores import Columns
 
     columns = Columns(id_column, vector_column)
@@ -235,9 +235,10 @@ def apply(
 ) -> None:
     """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
     # the other processes start before this one imports what takes time to import
-    with _engine("moving", **engine) as workers:
-        from transship.verbs.translate import load_map, run
-        from transship.verbs.translate.moving import plan_apply
+    with _engine("apply.moving", **engine) as workers:
+        from transship.verbs.translate import api as run
+        from transship.verbs.translate import load_map
+        from transship.verbs.translate.apply.moving import plan_apply
         from transship.verbs.translate.stores import Columns
 
         saved = load_map(map_folder)
@@ -290,8 +291,8 @@ def embed(
     """Embed TEXTS with a model into the store OUT, ids kept; a stopped run goes on where it stopped."""
     # a model on a GPU has it to itself
     gpus = 1 if settings["device"].startswith("cuda") else 0
-    with _engine("embed", engine, address, jobs, gpus) as workers:
-        from transship.verbs.translate.embed import embed_texts
+    with _engine("apply.embed", engine, address, jobs, gpus) as workers:
+        from transship.verbs.translate.apply.embed import embed_texts
 
         steps = embed_texts(model, texts, target, engine=workers, memory=_budget(memory), **settings)
         last = _watch(steps, "texts")
@@ -336,7 +337,7 @@ def anchors(
     vector_column: str | None,
 ) -> None:
     """Choose rows of OLD to embed with the new model, and write their ids into OUT (Parquet)."""
-    from transship.verbs.translate.choosing import choose_anchors
+    from transship.verbs.translate.fit.anchors import choose_anchors
     from transship.verbs.translate.stores import Columns
 
     found = choose_anchors(

@@ -6,7 +6,7 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from transship.registry import build_method, method_names
-from transship.verbs.translate.base import Translator
+from transship.verbs.translate.maps.base import Translator
 
 # check → why it does not apply
 NAMED_CCA = "scikit-learn goes by the class name and calls transform(X, y), as only its own CCA has it"

@@ -20,9 +20,12 @@ import pytest
 
 from transship.errors import DataError, LaunchError, MissingError, OptionError, OutputError
 from transship.numerics import MemoryBudget
-from transship.verbs.translate import Ridge, SavedMap, embed, load_map, run, save_map
-from transship.verbs.translate.engines import LocalEngine, RayEngine, choose_engine
-from transship.verbs.translate.moving import apply_map
+from transship.verbs.translate import Ridge, SavedMap, load_map, save_map
+from transship.verbs.translate import api as run
+from transship.verbs.translate.apply import embed
+from transship.verbs.translate.apply.moving import apply_map
+from transship.verbs.translate.engines import LocalEngine, choose_engine
+from transship.verbs.translate.ray_engine import RayEngine
 from transship.verbs.translate.stores import Stamp, open_sink, open_source, parquet
 from transship.verbs.translate.stores.files import INCOMPLETE
 from transship.verbs.translate.stores.parquet_sink import DEATHS
@@ -111,7 +114,7 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "dies.py").write_text(
         "import multiprocessing, os, signal\n"
-        "from transship.verbs.translate.moving import translate_part\n"
+        "from transship.verbs.translate.apply.moving import translate_part\n"
         "def work(shared, part):\n"
         "    if multiprocessing.parent_process() is not None:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -120,7 +123,7 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     monkeypatch.syspath_prepend(tmp_path / "code")
     import dies
 
-    from transship.verbs.translate import moving
+    from transship.verbs.translate.apply import moving
 
     two = LocalEngine(2)
     with monkeypatch.context() as patch:
@@ -135,16 +138,16 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
 
 
 def test_processes_started_beforehand_serve_several_runs_and_end_with_their_block():
-    with LocalEngine(3, "transship.verbs.translate.moving") as engine:
-        pool = engine._pool
+    with LocalEngine(3, "transship.verbs.translate.apply.moving") as engine:
+        begun = [worker.pid for worker in engine.workers]
         first = dict(engine.run(divmod, 7, [1, 2, 3, 4, 5]))
         second = dict(engine.run(pow, 2, [3, 4]))
-        processes = list(pool._processes.values())
-        assert engine._pool is pool
+        processes = engine.workers
+        assert [worker.pid for worker in processes] == begun
         assert len(processes) == 2
     assert first == {number: divmod(7, item) for number, item in enumerate([1, 2, 3, 4, 5])}
     assert second == {0: 8, 1: 16}
-    assert engine._pool is None
+    assert engine.workers == []
     assert not any(process.is_alive() for process in processes)
 
 
@@ -153,7 +156,7 @@ def test_a_mistake_before_the_work_ends_the_processes_that_wait_for_it():
 
     def mistaken():
         with LocalEngine(2) as engine:
-            processes.extend(engine._pool._processes.values())
+            processes.extend(engine.workers)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -245,7 +248,7 @@ def test_a_part_over_which_worker_after_worker_dies_is_given_up(saved, tmp_path:
     sink = open_sink(str(tmp_path / "out.parquet"), source, Stamp("new"), width=5)
     for number in range(DEATHS):
         (tmp_path / ".out.parquet.partial" / f"{20:012d}.{number}.draft").touch()
-    from transship.verbs.translate.moving import PartWork, translate_part
+    from transship.verbs.translate.apply.moving import PartWork, translate_part
 
     work, parts = PartWork(saved, source, sink.writer, 12), sink.missing()
     assert translate_part(work, parts[0]) == 20
@@ -385,7 +388,7 @@ def test_a_worker_that_cannot_write_is_one_sentence(cluster, saved, tmp_path: Pa
     sink = open_sink(str(tmp_path / "out.parquet"), source, Stamp("new"), width=5)
     parts = sink.missing()
     shutil.rmtree(tmp_path / ".out.parquet.partial")
-    from transship.verbs.translate.moving import PartWork, translate_part
+    from transship.verbs.translate.apply.moving import PartWork, translate_part
 
     work = PartWork(saved, source, sink.writer, 12)
     with pytest.raises(

@@ -17,8 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from transship.verbs.translate import Ridge, SavedMap, embed, pairs, run, save_map
-from transship.verbs.translate.engines import LocalEngine, RayEngine
+from transship.verbs.translate import Ridge, SavedMap, save_map
+from transship.verbs.translate import api as run
+from transship.verbs.translate.apply import embed
+from transship.verbs.translate.engines import LocalEngine
+from transship.verbs.translate.fit import pairs
+from transship.verbs.translate.ray_engine import RayEngine
 
 _SPEC = importlib.util.spec_from_file_location(
     "apart_store_helpers", Path(__file__).with_name("store_helpers.py")
@@ -84,7 +88,7 @@ def test_check_by_two_processes_joins_many_parts_in_the_order_of_one(stores):
     saved, old, new = stores
     alone = joined(stores, None)
     assert len(alone) == 150
-    with LocalEngine(2, "transship.verbs.translate.pairs") as engine:
+    with LocalEngine(2, "transship.verbs.translate.fit.pairs") as engine:
         same_pairs(alone, joined(stores, engine))
         # the same processes serve both stores of a second command
         assert run.check(saved.path, old, new, engine=engine) == run.check(saved.path, old, new)
@@ -143,7 +147,7 @@ def test_a_worker_killed_during_embed_costs_a_retry_and_no_text(
 
 def test_all_processes_start_with_the_block():
     with LocalEngine(4) as engine:
-        assert len(engine._pool._processes) == 3
+        assert len(engine.workers) == 3
 
 
 def test_vectors_of_another_dtype_are_other_vectors():
@@ -158,8 +162,8 @@ def test_workers_end_when_the_calling_process_is_killed():
         "import time\n"
         "from transship.verbs.translate.engines import LocalEngine\n"
         "with LocalEngine(2) as engine:\n"
-        "    print(*engine._pool._processes, flush=True)\n"
-        "    engine._pool.submit(abs, 1).result()\n"
+        "    print(*[worker.pid for worker in engine.workers], flush=True)\n"
+        "    list(engine.run(pow, 2, [1, 2, 3, 4]))\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(600)\n"
     )

@@ -13,20 +13,20 @@ import pytest
 
 from transship.errors import DataError, NumericalError, OptionError
 from transship.verbs.translate import KernelRidge, Procrustes, Ridge, load_map
-from transship.verbs.translate.advice import advise
-from transship.verbs.translate.choosing import compare_ways
-from transship.verbs.translate.fitting import Relevance, fit_pairs
-from transship.verbs.translate.pairs import Pairs, find_wrong_pairs, read_pairs
-from transship.verbs.translate.quality import (
+from transship.verbs.translate.api import check, fit
+from transship.verbs.translate.fit.advice import advise
+from transship.verbs.translate.fit.anchors import compare_ways
+from transship.verbs.translate.fit.fitting import Relevance, fit_pairs
+from transship.verbs.translate.fit.pairs import Pairs, find_wrong_pairs, read_pairs
+from transship.verbs.translate.fit.quality import (
     fuse,
     map_thresholds,
     measure,
     ndcg,
-    neighbours,
     out_of_sample,
     restore_variance,
 )
-from transship.verbs.translate.run import check, fit
+from transship.verbs.translate.nearest import neighbours
 from transship.verbs.translate.stores import open_source, qdrant
 
 _SPEC = importlib.util.spec_from_file_location(

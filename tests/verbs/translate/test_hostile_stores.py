@@ -12,7 +12,7 @@ import pytest
 from transship.errors import DataError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate import Ridge, save_map
-from transship.verbs.translate.moving import Moved, apply_map
+from transship.verbs.translate.apply.moving import Moved, apply_map
 from transship.verbs.translate.stores import lance, open_source, qdrant
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -67,7 +67,7 @@ def test_rows_that_share_an_id_are_not_lost_in_qdrant_without_a_word(saved, tmp_
 def test_faiss_indexes_of_many_kinds_give_back_their_rows_under_their_ids(factory: str, tmp_path: Path):
     import faiss
 
-    from transship.verbs.translate.searching import open_index
+    from transship.verbs.translate.lazy.old import open_index
 
     rows, ids = helpers.make_rows(300), np.random.default_rng(0).permutation(300) + 1000
     index = faiss.index_factory(6, factory)

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from transship.errors import OptionError
 from transship.verbs.translate import InverseRelativeProjection
-from transship.verbs.translate.anchors import (
+from transship.verbs.translate.fit.anchors import choose_rows
+from transship.verbs.translate.maps.anchoring import (
     angular_distances,
-    choose_rows,
     farthest_points,
+    invert_anchors,
     subspace_indices,
+    tikhonov_anchors,
 )
-from transship.verbs.translate.inversion import invert_anchors, tikhonov_anchors
 
 
 def spaces(count: int = 200, source: int = 24, target: int = 16, seed: int = 0):

@@ -26,8 +26,9 @@ _SPEC.loader.exec_module(helpers)
 DRIVER = """
 import json, os, random, signal, sys, time
 import faiss, lancedb, numpy, pyarrow.parquet, qdrant_client, torch
-from transship.verbs.translate import LazyIndex, load_map, moving
-from transship.verbs.translate.moving import apply_map
+from transship.verbs.translate import LazyIndex, load_map
+from transship.verbs.translate.apply import moving
+from transship.verbs.translate.apply.moving import apply_map
 from transship.verbs.translate.stores import parquet, faiss_file, lance, qdrant
 parquet.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT, moving.ROWS = 12, 12, 8, 13
 

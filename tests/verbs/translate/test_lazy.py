@@ -11,7 +11,7 @@ import pytest
 
 from transship.errors import DataError, OptionError
 from transship.verbs.translate import KernelRidge, LazyIndex, Ridge, restore_variance
-from transship.verbs.translate.quality import neighbours, overlap
+from transship.verbs.translate.nearest import neighbours, overlap
 from transship.verbs.translate.stores import open_source, qdrant
 
 _SPEC = importlib.util.spec_from_file_location(

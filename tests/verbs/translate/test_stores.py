@@ -15,7 +15,7 @@ import pytest
 
 from transship.errors import DataError, MissingError, OutputError
 from transship.verbs.translate import Ridge, save_map
-from transship.verbs.translate.moving import apply_map, plan_apply
+from transship.verbs.translate.apply.moving import apply_map, plan_apply
 from transship.verbs.translate.stores import Columns, Stamp, open_source, parquet, place, qdrant
 
 _SPEC = importlib.util.spec_from_file_location("store_helpers", Path(__file__).with_name("store_helpers.py"))
@@ -36,7 +36,7 @@ def saved(tmp_path: Path):
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("transship.verbs.translate.moving.ROWS", 13)
+    monkeypatch.setattr("transship.verbs.translate.apply.moving.ROWS", 13)
 
 
 @pytest.fixture(autouse=True)

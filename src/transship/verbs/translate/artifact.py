@@ -20,7 +20,7 @@ from transship import __version__
 from transship.atomic import atomic_folder
 from transship.errors import DataError, OutputError
 from transship.registry import build_method
-from transship.verbs.translate.base import Translator
+from transship.verbs.translate.maps.base import Translator
 
 FORMAT, VERSION = "transship.translator", 1
 ARRAYS_FILE, ABOUT_FILE = "map.safetensors", "map.json"

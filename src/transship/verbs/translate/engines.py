@@ -11,9 +11,11 @@ import functools
 import importlib
 import os
 import pickle
-import re
+import shutil
 import signal
+import tempfile
 import threading
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -22,12 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, TypeVar
 
-from transship.errors import LaunchError, MissingError, OptionError, TransshipError
-from transship.verbs.translate.shelf import end_with_parent, shelved, taken, work_here
+from transship.errors import OptionError
+from transship.verbs.translate.ray_engine import RayEngine, load_ray
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 EngineName = Literal["local", "ray"]
+LONG = 32_768  # bytes; what a pipe takes at once is twice that
 
 
 class Engine(Protocol):
@@ -47,6 +50,25 @@ class Engine(Protocol):
         self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
     ) -> Iterator[tuple[int, Result]]:
         """Yield (number of the item, what the work gave) as they become ready, in any order."""
+
+
+def choose_engine(
+    name: EngineName = "local",
+    *,
+    address: str | None = None,
+    jobs: int | None = None,
+    gpus: float = 0,
+    home: str = __name__,
+) -> Engine:
+    """Return the engine that the options name; `home` is the module that holds the work."""
+    if jobs is not None and jobs < 1:
+        raise OptionError(f"{jobs} workers do no work", where="--jobs", fix="give 1 or more")
+    if name == "ray":
+        load_ray()
+        return RayEngine(address, jobs, gpus)
+    if address is not None:
+        raise OptionError("is of a Ray cluster", where="--address", fix="add --engine ray")
+    return LocalEngine(jobs or 1, home)
 
 
 @dataclass
@@ -70,7 +92,13 @@ class LocalEngine:
         """Whether work leaves this process."""
         return self.jobs > 1
 
+    @property
+    def workers(self) -> list[Any]:
+        """The processes that have been started."""
+        return [] if self._pool is None else list((self._pool._processes or {}).values())
+
     def __enter__(self) -> Self:
+        # start-up: a run in this process alone does without it
         import multiprocessing
 
         if self.parallel:
@@ -83,9 +111,9 @@ class LocalEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        pool, self._pool = self._pool, None
+        workers, pool, self._pool = self.workers, self._pool, None
         if pool is not None:
-            for process in list((pool._processes or {}).values()):
+            for process in workers:
                 process.terminate()
             pool.shutdown(cancel_futures=True)
 
@@ -105,7 +133,7 @@ class LocalEngine:
                 yield from started.run(work, shared, items)
         else:
             try:
-                with _threads(threads_each(self.jobs)), shelved(shared) as place:
+                with _threads(threads_each(self.jobs)), _shelved(shared) as place:
                     yield from self._share_out(self._pool, work, shared, place, items)
             except BrokenProcessPool as error:
                 raise OptionError(
@@ -124,14 +152,14 @@ class LocalEngine:
             while waiting and len(given) < 2 * (self.jobs - 1):
                 number, item = waiting.pop()
                 with _uninterrupted():
-                    given[pool.submit(work_here, work, place, item)] = number
+                    given[pool.submit(_work_here, work, place, item)] = number
             if waiting:
                 number, item = waiting.popleft()
                 yield number, work(shared, item)
-            for ready in [one for one in given if one.done()]:
-                yield given.pop(ready), taken(ready)
+            for ready in [future for future in given if future.done()]:
+                yield given.pop(ready), _result_of(ready)
         for ready in as_completed(given):
-            yield given[ready], taken(ready)
+            yield given[ready], _result_of(ready)
 
 
 @contextlib.contextmanager
@@ -144,22 +172,17 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _threads:  # noqa: N801 - reads as a word in `with`
-    """Keeps torch to some threads for a while."""
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Keep torch to some threads for a while."""
+    import torch  # start-up: the other processes are started before this one imports it
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __enter__(self) -> None:
-        import torch
-
-        self.before = torch.get_num_threads()
-        torch.set_num_threads(self.count)
-
-    def __exit__(self, *error: object) -> None:
-        import torch
-
-        torch.set_num_threads(self.before)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def threads_each(jobs: int) -> int:
@@ -168,178 +191,75 @@ def threads_each(jobs: int) -> int:
     return max(1, (int(allowed) if allowed.isdigit() else os.cpu_count() or 1) // jobs)
 
 
+# -- in the other processes --------------------------------------------------------------------------------
+
+
 def _prepare(home: str, threads: int) -> None:
     """Get a new process ready while the first one still reads its input."""
-    import torch
+    import torch  # start-up: see _threads
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     importlib.import_module(home)
 
 
+def _end_with_parent() -> None:
+    """End this process when the one that started it was killed, and clear up after it."""
+    import multiprocessing  # start-up: see LocalEngine.__enter__
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        for folder in _shelves:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _shelved(shared: Any) -> Iterator[Path]:
+    """Keep a value in a file for a while, from where each process takes it once."""
+    with tempfile.TemporaryDirectory(prefix="transship-") as folder:
+        place = Path(folder) / "shared.pickle"
+        with place.open("wb") as file:
+            pickle.dump(shared, file, protocol=pickle.HIGHEST_PROTOCOL)
+        yield place
+
+
+_shelves: set[Path] = set()  # where this process takes what it shares from
+
+
+@functools.lru_cache(maxsize=1)
+def _unshelved(place: Path) -> Any:
+    _shelves.add(place.parent)
+    with place.open("rb") as file:
+        return pickle.load(file)
+
+
 @dataclass(frozen=True)
-class RayEngine:
-    """The workers of a Ray cluster, through Ray Data.
+class _Put:
+    """A result that was put on the shelf."""
 
-    The table of items is a Ray dataset, one block per item; workers read their rows and write their part
-    themselves, so that vectors never pass through the object store. Ray starts a piece again when its worker
-    or node dies. Mistakes of the user's data are no such deaths: they come back and end the run.
+    place: Path
 
-    Attributes:
-        address: of a running cluster; None: `RAY_ADDRESS`, or a cluster of this machine for this run.
-        jobs: at most so many pieces at a time; None: as many as the cluster has CPUs.
-        gpus: GPUs of one piece.
+
+def _work_here(work: Callable[[Any, Item], Result], place: Path, item: Item) -> Result | _Put:
+    """Do a piece. A large result goes by the shelf: a process that dies amid a long message would leave the
+    first one waiting for the rest.
     """
-
-    address: str | None = None
-    jobs: int | None = None
-    gpus: float = 0
-
-    @property
-    def parallel(self) -> bool:
-        """Whether work leaves this process."""
-        return True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def run(
-        self, work: Callable[[Any, Item], Result], shared: Any, items: Sequence[Item]
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield results as they become ready."""
-        ray = load_ray()
-        begun = not ray.is_initialized()
-        if begun:
-            self._connect(ray)
-        try:
-            yield from self._run(ray, work, shared, items)
-        except (ray.exceptions.RayError, ray.data.exceptions.SystemException) as error:
-            raise LaunchError(
-                f"the work failed on a worker ({_innermost(error)})",
-                where="--engine ray",
-                fix="see that every machine reads and writes these paths, and run it again: it goes on where "
-                "it stopped",
-            ) from error
-        finally:
-            if begun:
-                ray.shutdown()
-
-    def _connect(self, ray: Any) -> None:
-        quiet = {"include_dashboard": False} if not (self.address or os.environ.get("RAY_ADDRESS")) else {}
-        try:
-            ray.init(address=self.address, logging_level="ERROR", log_to_driver=False, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise MissingError(
-                f"no Ray cluster answers ({str(error).splitlines()[0]})",
-                where=self.address or "RAY_ADDRESS",
-                fix="start one with `ray start --head`, or leave --address out",
-            ) from error
-
-    def _run(self, ray: Any, work: Any, shared: Any, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
-        if not items:
-            return
-        reference = ray.put(shared)
-        rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
-        # Ray warns of more tasks than there are pieces
-        most = None if self.jobs is None else min(self.jobs, len(rows))
-        with _quiet(ray):
-            dataset = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-                functools.partial(_ray_work, work, reference),
-                batch_size=1,
-                batch_format="numpy",
-                zero_copy_batch=True,
-                compute=ray.data.TaskPoolStrategy(size=most),
-                num_cpus=1,
-                num_gpus=self.gpus or None,
-            )
-            for row in dataset.iter_rows():
-                result = pickle.loads(row["result"])
-                if isinstance(result, TransshipError):
-                    raise result
-                yield int(row["number"]), result
+    result = work(_unshelved(place), item)
+    message = pickle.dumps(result, protocol=pickle.HIGHEST_PROTOCOL)
+    if len(message) < LONG:
+        return result
+    file = place.with_name(f"{uuid.uuid4().hex}.pickle")
+    file.write_bytes(message)
+    return _Put(file)
 
 
-class _quiet:  # noqa: N801 - reads as a word in `with`
-    """Keeps Ray Data's own bars and lines out of the way: the run has a progress line of its own."""
-
-    def __init__(self, ray: Any) -> None:
-        self.context = ray.data.DataContext.get_current()
-
-    def __enter__(self) -> None:
-        import logging
-
-        self.bars = self.context.enable_progress_bars
-        self.logger = logging.getLogger("ray.data")
-        self.level = self.logger.level
-        self.context.enable_progress_bars = False
-        self.logger.setLevel(logging.CRITICAL)  # what fails comes back as an error
-
-    def __exit__(self, *error: object) -> None:
-        self.context.enable_progress_bars = self.bars
-        self.logger.setLevel(self.level)
-
-
-def _innermost(error: BaseException) -> str:
-    """Return what a worker's error was, in one line, without Ray's own words around it."""
-    texts = []
-    one: BaseException | None = error
-    while one is not None:
-        texts += str(one).splitlines()
-        one = getattr(one, "cause", None) or one.__cause__
-    # a worker's traceback comes as text: the first error in it is the one that began it
-    named = [line.strip() for line in texts if re.match(r"\s*(?!ray)[\w.]*(Error|Exception)\b.*: ", line)]
-    return named[0] if named else f"{type(error).__name__}: {(texts or [''])[0]}"
-
-
-def _ray_work(work: Callable[[Any, Any], Any], reference: Any, batch: dict[str, Any]) -> dict[str, Any]:
-    """Do one piece in a worker; a mistake in the data is a result, so that Ray does not try it again."""
-    try:
-        result: Any = work(_fetch(reference.hex(), reference), pickle.loads(batch["item"][0]))
-    except TransshipError as mistake:
-        result = mistake
-    return {"number": batch["number"], "result": [pickle.dumps(result)]}
-
-
-_fetched: dict[str, Any] = {}
-
-
-def _fetch(name: str, reference: Any) -> Any:
-    """Return what all pieces share, fetched once per worker."""
-    if name not in _fetched:
-        import ray
-
-        _fetched.clear()
-        _fetched[name] = ray.get(reference)
-    return _fetched[name]
-
-
-def load_ray() -> Any:
-    """Import Ray, or say how to install it."""
-    try:
-        import ray
-        import ray.data.exceptions  # the extra `data` has to be there too
-    except ImportError as error:
-        raise MissingError("needs Ray", where="--engine ray", fix="pip install 'transship[ray]'") from error
-    return ray
-
-
-def choose_engine(
-    name: EngineName = "local",
-    *,
-    address: str | None = None,
-    jobs: int | None = None,
-    gpus: float = 0,
-    home: str = __name__,
-) -> Engine:
-    """Return the engine that the options name; `home` is the module that holds the work."""
-    if jobs is not None and jobs < 1:
-        raise OptionError(f"{jobs} workers do no work", where="--jobs", fix="give 1 or more")
-    if name == "ray":
-        load_ray()
-        return RayEngine(address, jobs, gpus)
-    if address is not None:
-        raise OptionError("is of a Ray cluster", where="--address", fix="add --engine ray")
-    return LocalEngine(jobs or 1, home)
+def _result_of(ready: Future[Any]) -> Any:
+    """Return a result that is ready, from the shelf where it was put there."""
+    result = ready.result()
+    if not isinstance(result, _Put):
+        return result
+    message = pickle.loads(result.place.read_bytes())
+    result.place.unlink()
+    return message

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from transship.errors import DataError, MatchError
-from transship.verbs.translate.base import Translator
-from transship.verbs.translate.quality import unit_rows
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.nearest import unit_rows
 
 Array = np.ndarray[Any, Any]
 

@@ -14,12 +14,15 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.errors import OptionError, TransshipWarning
-from transship.verbs.translate.anchors import angular_distances, subspace_indices
-from transship.verbs.translate.base import Translator
-from transship.verbs.translate.inversion import invert_anchors, tikhonov_anchors
-from transship.verbs.translate.rows import by_blocks, to_tensor, unit
-from transship.verbs.translate.signature import anchors_hash
-from transship.verbs.translate.wire import Agreement, Half
+from transship.verbs.translate.maps.anchoring import (
+    angular_distances,
+    invert_anchors,
+    subspace_indices,
+    tikhonov_anchors,
+)
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.maps.wire import Agreement, Half
+from transship.verbs.translate.vectors import anchors_hash, by_blocks, to_tensor, unit
 
 Array = np.ndarray[Any, Any]
 # a pseudo-inverse of k random rows in d dimensions is worst at k ≈ d; lists that end between these shares

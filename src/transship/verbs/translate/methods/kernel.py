@@ -14,11 +14,9 @@ from torch import Tensor
 from transship.errors import NumericalError
 from transship.geometry import Moments, ridge, ridge_loo
 from transship.numerics import derive_seed
-from transship.verbs.translate import smoother
-from transship.verbs.translate.base import Translator
-from transship.verbs.translate.rows import by_blocks, like, to_tensor, unit
-from transship.verbs.translate.signature import anchors_hash
-from transship.verbs.translate.wire import Agreement, Half, rbf
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.maps.wire import Agreement, Half, rbf
+from transship.verbs.translate.vectors import anchors_hash, by_blocks, like, to_tensor, unit
 
 Array = np.ndarray[Any, Any]
 # settings compared by leave-one-out: width factors g of γ = g/s², and λ, which matters less
@@ -86,7 +84,7 @@ class KernelRidge(Translator):
         width, penalty = self._settings(rows, y, spread)
         gamma = width / spread
         if self.landmarks is None or self.landmarks >= len(rows):
-            support, (weights, bias) = rows, smoother.solve(rbf(rows, rows, gamma), y, penalty)
+            support, (weights, bias) = rows, _solve(rbf(rows, rows, gamma), y, penalty)
         else:
             rng = np.random.default_rng(derive_seed(self.seed, "landmarks"))
             index = np.sort(rng.choice(len(rows), max(1, self.landmarks), replace=False))
@@ -127,7 +125,7 @@ class KernelRidge(Translator):
         source, target = (part.double() for part in self._pairs(X, y, reset=False))
         rows = source - torch.from_numpy(self.centre_)
         if len(self.support_) == len(rows):
-            return like(smoother.left_out(rbf(rows, rows, self.rbf_gamma_), target, self.penalty_), y)
+            return like(_left_out(rbf(rows, rows, self.rbf_gamma_), target, self.penalty_), y)
         features = _features(rows, torch.from_numpy(self.support_), self.rbf_gamma_)
         return like(ridge_loo(features, target, [self.penalty_]).predictions, y)
 
@@ -169,7 +167,7 @@ class KernelRidge(Translator):
         rows = rows - mean
         gamma = agreement.parameters["gamma"] / (float(rows.square().sum(1).mean()) or 1.0)
         identity = torch.eye(len(rows), dtype=torch.float64)
-        weights, offset = smoother.solve(rbf(rows, rows, gamma), identity, agreement.parameters["alpha"])
+        weights, offset = _solve(rbf(rows, rows, gamma), identity, agreement.parameters["alpha"])
         arrays = {"mean": mean, "landmarks": rows, "matrix": weights, "offset": offset}
         return Half("encoder", agreement, {name: part.numpy() for name, part in arrays.items()}, gamma=gamma)
 
@@ -199,7 +197,7 @@ def _judge(y: Tensor) -> Callable[[Tensor, float], tuple[float, float]]:
 
     def judge(kernel: Tensor, penalty: float) -> tuple[float, float]:
         try:
-            predicted = smoother.left_out(kernel, y, penalty)
+            predicted = _left_out(kernel, y, penalty)
         except NumericalError:
             return (np.inf, np.inf)
         error = float((predicted - y).square().mean())
@@ -243,3 +241,43 @@ def _nystroem(
     fitted = ridge(moments, penalty, relative=False)
     bias = fitted.bias
     return root @ fitted.matrix, bias if bias is not None else y.mean(0)
+
+
+# -- the bordered system -----------------------------------------------------------------------------------
+# [K + λI, 1; 1ᵀ, 0] [A; b] = [Y; 0]. With M = (K + λI)⁻¹ and s = 1ᵀM1 its inverse has the block
+# P = M − M 1 1ᵀ M / s, so A = P Y, b = 1ᵀ M Y / s, and the error at a row left out is A_i / P_ii.
+
+
+def _solve(kernel: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Return A [anchors, target] and b [target] for one λ."""
+    factor = _factor(kernel, penalty)
+    ones = torch.ones(len(kernel), 1, dtype=kernel.dtype)
+    both = torch.cholesky_solve(torch.hstack([y, ones]), factor)
+    smooth, flat = both[:, :-1], both[:, -1:]
+    bias = smooth.sum(0) / flat.sum()
+    return smooth - flat * bias, bias
+
+
+def _left_out(kernel: Tensor, y: Tensor, penalty: float) -> Tensor:
+    """Return the leave-one-out predictions [anchors, target] for one λ: y_i − A_i / P_ii."""
+    factor = _factor(kernel, penalty)
+    ones = torch.ones(len(kernel), 1, dtype=kernel.dtype)
+    inverse = torch.cholesky_inverse(factor)
+    flat = inverse @ ones
+    diagonal = inverse.diagonal()[:, None] - flat.square() / flat.sum()
+    smooth = inverse @ y
+    weights = smooth - flat * (smooth.sum(0) / flat.sum())
+    return y - weights / diagonal
+
+
+def _factor(kernel: Tensor, penalty: float) -> Tensor:
+    loaded = kernel + penalty * torch.eye(len(kernel), dtype=kernel.dtype)
+    factor, failed = torch.linalg.cholesky_ex(loaded)
+    if int(failed):
+        raise NumericalError(
+            f"the kernel matrix of {len(kernel)} anchors is singular at λ = {penalty:g}",
+            where="kernel",
+            fix="raise alpha, or remove anchors that occur twice",
+        )
+    cholesky: Tensor = factor
+    return cholesky

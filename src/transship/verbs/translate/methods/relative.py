@@ -12,10 +12,9 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from transship.verbs.translate.base import Translator
-from transship.verbs.translate.inversion import invert_anchors
-from transship.verbs.translate.rows import by_blocks, to_tensor, unit
-from transship.verbs.translate.signature import anchors_hash
+from transship.verbs.translate.maps.anchoring import invert_anchors
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.vectors import anchors_hash, by_blocks, to_tensor, unit
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -12,10 +12,9 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, ridge, ridge_loo
-from transship.verbs.translate.linear import DEAD, LinearTranslator
-from transship.verbs.translate.rows import like, to_tensor
-from transship.verbs.translate.signature import anchors_hash
-from transship.verbs.translate.wire import Agreement, Half
+from transship.verbs.translate.maps.linear import DEAD, LinearTranslator
+from transship.verbs.translate.maps.wire import Agreement, Half
+from transship.verbs.translate.vectors import anchors_hash, like, to_tensor
 
 Array = np.ndarray[Any, Any]
 # λ / mean eigenvalue: the error is flat around its least, so half decades are fine enough

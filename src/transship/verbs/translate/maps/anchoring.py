@@ -1,11 +1,18 @@
-"""The numbers behind IRP: pseudo-inverses of anchor matrices by eigenvalues, with rank and condition."""
+"""The numbers behind IRP: which anchors are far apart, and pseudo-inverses of anchor matrices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from transship.numerics import derive_seed
+from transship.verbs.translate.vectors import unit
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 # eigenvalues of a Gram matrix below this share of the largest count as zero: centring by the anchors' own
 # mean makes their rows dependent, and float64 leaves that zero at some 1e-16 times the number of rows
@@ -71,3 +78,48 @@ def _invert(gram: Tensor) -> tuple[Tensor, int, float]:
     condition = float((values[-1] / values[0]).sqrt()) if len(values) else 1.0
     inverse: Tensor = (vectors / values) @ vectors.T
     return inverse, int(kept.sum()), condition
+
+
+def farthest_points(distances: Tensor, *, start: int, delta: float = 0.0, most: int | None = None) -> Indices:
+    """Return the indices that greedy farthest point sampling picks from a distance matrix, in order.
+
+    Each step takes the row whose smallest distance to those taken is largest (the lowest index among equals);
+    it stops when that distance is below `delta`, or when `most` are taken. Eq. (4) of Maiorca et al.,
+    "Latent Space Translation via Inverse Relative Projection". Shapes: [anchors, anchors] → [kept].
+    """
+    return _from_starts(distances, [start], delta, most)[0]
+
+
+def _from_starts(distances: Tensor, starts: list[int], delta: float, most: int | None) -> list[Indices]:
+    """Return the picks from every start; all of them take their next step together."""
+    own, last = torch.arange(len(starts)), torch.tensor(starts)
+    nearest = distances[last]
+    nearest[own, last] = -torch.inf
+    taken, kept = [last], torch.ones(len(starts), dtype=torch.int64)
+    for _ in range((len(distances) if most is None else min(most, len(distances))) - 1):
+        distance, last = nearest.max(dim=1)
+        # distances to those taken only fall: a start that has stopped stays so
+        going = distance >= delta
+        if not bool(going.any()):
+            break
+        taken.append(last)
+        kept += going
+        torch.minimum(nearest, distances[last], out=nearest)
+        nearest[own, last] = -torch.inf
+    picks = torch.stack(taken, dim=1).numpy()
+    return [row[:count] for row, count in zip(picks, kept.tolist(), strict=True)]
+
+
+def angular_distances(rows: Tensor) -> Tensor:
+    """Return 1 − |cos| between all rows: opposite directions are as collinear as equal ones. Eq. (3)."""
+    directions = unit(rows)
+    return (directions @ directions.T).abs_().neg_().add_(1.0)
+
+
+def subspace_indices(
+    distances: Tensor, *, subspaces: int, delta: float, most: int | None, seed: int
+) -> list[Indices]:
+    """Return ω index lists, each from a random start of its own (drawn by seed and number, not by order)."""
+    seeds = (derive_seed(seed, "irp start", number) for number in range(subspaces))
+    starts = [int(np.random.default_rng(one).integers(len(distances))) for one in seeds]
+    return _from_starts(distances, starts, delta, most)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 
 from transship.numerics import MemoryBudget
-from transship.verbs.translate.anchors import POOL
-from transship.verbs.translate.fitting import KERNEL_MOST
-from transship.verbs.translate.pairs import BATCH, FEWEST, reading_bytes
-from transship.verbs.translate.quality import MOST_QUERIES, SCORES
+from transship.verbs.translate.fit.fitting import KERNEL_MOST
+from transship.verbs.translate.fit.pairs import BATCH, FEWEST, reading_bytes
+from transship.verbs.translate.fit.quality import MOST_QUERIES
+from transship.verbs.translate.nearest import SCORES
 from transship.verbs.translate.stores import Source
 
+POOL = 20_000  # rows that the ways farthest and kmeans look at
 # float64 matrices [pairs, pairs] that a kernel map holds at its worst
 _KERNEL_SQUARES = 9
 # float32 numbers that a pair is kept as, per unit of both widths: in float64, centred, predicted, held out

@@ -10,8 +10,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from transship.geometry import LinearMap, Moments
-from transship.verbs.translate.base import Translator, affine_rows
-from transship.verbs.translate.rows import like, to_tensor
+from transship.verbs.translate.maps.base import Translator, affine_rows
+from transship.verbs.translate.vectors import like, to_tensor
 
 Array = np.ndarray[Any, Any]
 # a feature whose standard deviation is below this share of the root mean square one is rounding only

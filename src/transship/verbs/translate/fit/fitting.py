@@ -11,24 +11,22 @@ import numpy as np
 
 from transship.errors import DataError, NumericalError
 from transship.registry import build_method, method_class
-from transship.verbs.translate.advice import advise
-from transship.verbs.translate.base import Translator
-from transship.verbs.translate.pairs import Pairing, Pairs, find_wrong_pairs
-from transship.verbs.translate.quality import (
+from transship.verbs.translate.fit.advice import advise
+from transship.verbs.translate.fit.pairs import Pairing, Pairs, find_wrong_pairs
+from transship.verbs.translate.fit.quality import (
     Quality,
     fuse,
     map_thresholds,
     measure,
     ndcg,
-    neighbours,
     old_alone,
     out_of_sample,
-    overlap,
     restore_variance,
     stretch,
-    unit_rows,
     variance_axes,
 )
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
 Array = np.ndarray[Any, Any]
 Direction = Literal["index", "query"]

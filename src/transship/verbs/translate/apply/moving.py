@@ -13,8 +13,7 @@ from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate.artifact import SavedMap
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.quality import unit_rows
-from transship.verbs.translate.rows import check_finite, check_zero
+from transship.verbs.translate.nearest import unit_rows
 from transship.verbs.translate.stores import (
     Columns,
     Sink,
@@ -27,6 +26,7 @@ from transship.verbs.translate.stores import (
 )
 from transship.verbs.translate.stores.parquet import ParquetSource
 from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
+from transship.verbs.translate.vectors import check_finite, check_zero
 
 Array = np.ndarray[Any, Any]
 # rows on their way at a time: twice as many took 100 MB more and were hardly faster

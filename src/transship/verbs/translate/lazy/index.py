@@ -10,14 +10,15 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from transship.errors import DataError, OptionError
+from transship.verbs.translate.apply.moving import Moved
 from transship.verbs.translate.artifact import SavedMap, load_map
-from transship.verbs.translate.base import Translator
-from transship.verbs.translate.moving import Moved
-from transship.verbs.translate.new_rows import NewRows, open_rows
-from transship.verbs.translate.quality import fuse, unit_rows
-from transship.verbs.translate.rows import plain_id
-from transship.verbs.translate.searching import OldIndex, open_index
+from transship.verbs.translate.fit.quality import fuse
+from transship.verbs.translate.lazy.old import OldIndex, open_index
+from transship.verbs.translate.lazy.rows import NewRows, open_rows
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.nearest import unit_rows
 from transship.verbs.translate.stores import Source, Stamp, is_finished, open_sink, open_source
+from transship.verbs.translate.vectors import plain_id
 
 Array = np.ndarray[Any, Any]
 Embed = Callable[[Sequence[str]], Array]

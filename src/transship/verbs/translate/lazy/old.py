@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from transship.errors import DataError, OptionError
-from transship.verbs.translate.quality import neighbours, unit_rows
+from transship.verbs.translate.nearest import neighbours, unit_rows
 from transship.verbs.translate.stores import Place, open_source, place
 
 Array = np.ndarray[Any, Any]

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from transship.errors import DataError
-from transship.verbs.translate.quality import neighbours, unit_rows
-from transship.verbs.translate.rows import plain_id
-from transship.verbs.translate.searching import LanceIndex, OldIndex, QdrantIndex
+from transship.verbs.translate.lazy.old import LanceIndex, OldIndex, QdrantIndex
+from transship.verbs.translate.nearest import neighbours, unit_rows
 from transship.verbs.translate.stores import Stamp
+from transship.verbs.translate.vectors import plain_id
 
 Array = np.ndarray[Any, Any]
 

@@ -13,13 +13,13 @@ import numpy as np
 from transship import __version__
 from transship.errors import DataError, OutputError
 from transship.numerics import MemoryBudget
+from transship.verbs.translate.apply.moving import Moved, apply_map, map_bytes
 from transship.verbs.translate.artifact import SavedMap, load_map, save_map
 from transship.verbs.translate.engines import Engine
-from transship.verbs.translate.fitting import Direction, Fit, Relevance, check_map, fit_pairs
-from transship.verbs.translate.moving import Moved, apply_map, map_bytes
-from transship.verbs.translate.needs import checking_bytes, fitting_room
-from transship.verbs.translate.pairs import FEWEST, Pairs, read_pairs
-from transship.verbs.translate.quality import Quality
+from transship.verbs.translate.fit.fitting import Direction, Fit, Relevance, check_map, fit_pairs
+from transship.verbs.translate.fit.needs import checking_bytes, fitting_room
+from transship.verbs.translate.fit.pairs import FEWEST, Pairs, read_pairs
+from transship.verbs.translate.fit.quality import Quality
 from transship.verbs.translate.stores import Columns, open_source, place
 
 Array = np.ndarray[Any, Any]

@@ -1,8 +1,9 @@
-"""Vectors in and out: numpy or torch, any float dtype, the same kind back."""
+"""Vectors in and out: numpy or torch, any float dtype, the same kind back; the hash of the anchors' ids."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -93,3 +94,12 @@ def unit(rows: Tensor) -> Tensor:
 def plain_id(identity: Any) -> Any:
     """Return a row's id as a Python value, as stores and JSON take it."""
     return identity.item() if isinstance(identity, np.generic) else identity
+
+
+def anchors_hash(ids: Iterable[Any]) -> str:
+    """Return a hash of the anchors' ids in their order; 1 and "1" count as the same id."""
+    digest = hashlib.sha256()
+    for identity in ids:
+        text = str(identity).encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()[:32]

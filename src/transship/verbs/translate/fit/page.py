@@ -21,9 +21,9 @@ from transship.report import (
     figures,
     library_versions,
 )
-from transship.verbs.translate.fitting import Fit
-from transship.verbs.translate.quality import neighbours, unit_rows
-from transship.verbs.translate.run import Fitted
+from transship.verbs.translate.api import Fitted
+from transship.verbs.translate.fit.fitting import Fit
+from transship.verbs.translate.nearest import neighbours, unit_rows
 
 Array = np.ndarray[Any, Any]
 # points of a projection, rows of a distribution: what a browser draws at once

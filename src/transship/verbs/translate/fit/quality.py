@@ -12,14 +12,13 @@ from sklearn.base import clone
 
 from transship.errors import DataError
 from transship.numerics import derive_seed
-from transship.verbs.translate.base import Translator
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
 Array = np.ndarray[Any, Any]
 FOLDS = 10
 # rows that rankings are measured on; more would only narrow the spread
 MOST_QUERIES = 2000
-# bytes of scores at a time, with the order that is made of them
-SCORES = 256_000_000
 
 
 @dataclass(frozen=True)
@@ -43,39 +42,6 @@ class Quality:
     def to_dict(self) -> dict[str, float | int]:
         """Return the numbers by name."""
         return asdict(self)
-
-
-def unit_rows(rows: Array) -> Array:
-    """Return rows of length 1 in float32; zero rows stay zero."""
-    rows = np.asarray(rows, dtype=np.float32)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    result: Array = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
-    return result
-
-
-def score_rows(gallery: int) -> int:
-    """Return how many queries are scored at once, so that scores and their order stay within SCORES bytes."""
-    return max(1, min(512, SCORES // (16 * max(1, gallery))))
-
-
-def neighbours(queries: Array, gallery: Array, k: int, own: Array | None = None) -> Array:
-    """Return the k rows of the gallery nearest to each query by cosine, best first, `own` left out."""
-    left, right = unit_rows(queries), unit_rows(gallery)
-    found = np.empty((len(left), min(k, len(right) - (own is not None))), dtype=np.int64)
-    block = score_rows(len(right))
-    for start in range(0, len(left), block):
-        scores = left[start : start + block] @ right.T
-        if own is not None:
-            scores[np.arange(len(scores)), own[start : start + len(scores)]] = -np.inf
-        part = np.argpartition(-scores, found.shape[1] - 1, axis=1)[:, : found.shape[1]]
-        order = np.argsort(-np.take_along_axis(scores, part, 1), axis=1, kind="stable")
-        found[start : start + block] = np.take_along_axis(part, order, 1)
-    return found
-
-
-def overlap(found: Array, expected: Array) -> float:
-    """Return the mean share of `expected` that is among `found`, row by row."""
-    return float((expected[:, :, None] == found[:, None, :]).any(2).mean())
 
 
 def measure(

@@ -11,9 +11,9 @@ import numpy as np
 from transship.errors import DataError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.rows import check_finite, check_zero, plain_id
 from transship.verbs.translate.stores import Batch, Source
 from transship.verbs.translate.stores.parquet import ParquetSource
+from transship.verbs.translate.vectors import check_finite, check_zero, plain_id
 
 Array = np.ndarray[Any, Any]
 # fewer pairs than this determine no map worth its name
@@ -188,7 +188,7 @@ def find_wrong_pairs(predicted: Array, actual: Array) -> Pairing:
     A right pair's partner is among the first few; a wrong pair's is anywhere, so 95 % of them pass the limit
     of 5 % (a smaller share among fewer than 500 pairs, where the limit is 25).
     """
-    from transship.verbs.translate.quality import unit_rows
+    from transship.verbs.translate.nearest import unit_rows
 
     left, right = (unit_rows(rows - rows.mean(0)) for rows in (predicted, actual))
     own = (left * right).sum(1)

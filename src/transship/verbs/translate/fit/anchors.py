@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from sklearn.cluster import MiniBatchKMeans
+from torch import Tensor
 
 from transship.atomic import atomic_file
-from transship.errors import DataError, OutputError
-from transship.numerics import MemoryBudget
-from transship.verbs.translate.anchors import Indices, Way, candidate_rows, choose_among, choose_rows
-from transship.verbs.translate.needs import choosing_bytes
-from transship.verbs.translate.pairs import BATCH, Pairs, read_pairs
-from transship.verbs.translate.quality import measure as measure_rows
-from transship.verbs.translate.rows import plain_id
+from transship.errors import DataError, OptionError, OutputError
+from transship.numerics import MemoryBudget, derive_seed
+from transship.verbs.translate.fit.needs import POOL, choosing_bytes
+from transship.verbs.translate.fit.pairs import BATCH, Pairs, read_pairs
+from transship.verbs.translate.fit.quality import measure as measure_rows
+from transship.verbs.translate.maps.anchoring import Indices
 from transship.verbs.translate.stores import Columns, Source, open_source
+from transship.verbs.translate.vectors import plain_id, to_tensor, unit
 
+Way = Literal["random", "farthest", "kmeans"]
 WAYS: tuple[Way, ...] = ("random", "farthest", "kmeans")
 
 
@@ -114,3 +118,58 @@ def compare_ways(pairs: Pairs, count: int, *, seed: int = 0) -> dict[str, float]
         fitted = Ridge().fit(pool.old[rows], pool.new[rows])
         found[way] = measure_rows(fitted.transform(held.old), held.new).recall
     return found
+
+
+def choose_rows(vectors: Any, count: int, *, way: Way = "random", seed: int = 0, pool: int = POOL) -> Indices:
+    """Return `count` sorted row numbers to embed with the new model, so that a map can be fitted on them.
+
+    random draws evenly; farthest spreads them by the angle to the mean-centred rows; kmeans takes the row
+    nearest to each of `count` centres. The last two look at a random `pool` of rows when there are more.
+    """
+    some = candidate_rows(len(vectors), count, way=way, seed=seed, pool=pool)
+    return some if len(some) == count else some[choose_among(vectors[some], count, way=way, seed=seed)]
+
+
+def candidate_rows(total: int, count: int, *, way: Way, seed: int = 0, pool: int = POOL) -> Indices:
+    """Return the sorted row numbers that a way looks at: a random draw, for `random` the choice itself."""
+    if way not in ("random", "farthest", "kmeans"):
+        raise OptionError(f"there is no way '{way}'", where="--way", fix="choose random, farthest or kmeans")
+    if not 1 <= count <= total:
+        raise DataError(f"{count} anchors of {total} rows", where="--count", fix=f"ask for 1 to {total}")
+    looked_at = count if way == "random" else max(count, min(pool, total))
+    rng = np.random.default_rng(derive_seed(seed, "anchors", way))
+    return np.sort(rng.choice(total, looked_at, replace=False))
+
+
+def choose_among(vectors: Any, count: int, *, way: Way, seed: int = 0) -> Indices:
+    """Return which of the candidates' vectors [candidates, width] farthest or kmeans takes, sorted."""
+    rows = to_tensor(np.asarray(vectors, dtype=np.float32))
+    directions = unit(rows - rows.mean(0))
+    if way == "farthest":
+        start = int(np.random.default_rng(derive_seed(seed, "anchors start")).integers(len(rows)))
+        return np.sort(_spread(directions, count, start=start))
+    return np.sort(_central(directions.numpy(), count, seed=derive_seed(seed, "kmeans") % 2**32))
+
+
+def _spread(directions: Tensor, count: int, start: int) -> Indices:
+    """Farthest points without the full distance matrix: one row of it per pick."""
+    nearest = torch.full((len(directions),), torch.inf)
+    taken = [start]
+    for _ in range(count - 1):
+        torch.minimum(nearest, 1.0 - directions @ directions[taken[-1]], out=nearest)
+        nearest[taken[-1]] = -torch.inf
+        taken.append(int(nearest.argmax()))
+    return np.asarray(taken, dtype=np.int64)
+
+
+def _central(directions: np.ndarray[Any, Any], count: int, seed: int) -> Indices:
+    """The row nearest to each centre; centres whose nearest row is taken give way to the next nearest."""
+    kmeans = MiniBatchKMeans(count, random_state=seed, n_init=1, batch_size=4096, max_iter=30)
+    centres = kmeans.fit(directions).cluster_centers_
+    free = np.ones(len(directions), dtype=bool)
+    taken = []
+    for centre in centres:
+        order = np.where(free, directions @ centre, -np.inf)
+        taken.append(int(order.argmax()))
+        free[taken[-1]] = False
+    return np.asarray(taken, dtype=np.int64)

@@ -13,8 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from transship.registry import Method
-from transship.verbs.translate.rows import by_blocks, like, to_tensor, unit, working
-from transship.verbs.translate.signature import anchors_hash
+from transship.verbs.translate.vectors import anchors_hash, by_blocks, like, to_tensor, unit, working
 
 
 class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator, Method):  # type: ignore[misc]

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from transship.errors import DataError
 from transship.geometry.storage import read_arrays, write_arrays
-from transship.verbs.translate.rows import like, to_tensor, unit, working
-from transship.verbs.translate.signature import anchors_hash
+from transship.verbs.translate.vectors import anchors_hash, like, to_tensor, unit, working
 
 FORMAT, VERSION = "transship.wire", 1
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,8 @@ from transship.checkpoints.footprint import Footprint
 from transship.data import Dataset, load
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
+from transship.verbs.translate.apply.moving import Moved
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.moving import Moved
 from transship.verbs.translate.stores import Batch, Columns, Place, Stamp, open_sink
 from transship.verbs.translate.stores.files import locate, plain
 from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
