@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transship.numerics import chunks, derive_seed
-from transship.registry import Method, method_class, method_names
+from transship.registry import Method, has_method, method_class, method_names
 
 Floats = npt.NDArray[np.float32]
 # (start, stop) of the flattened tensor → its float32 elements, valid until the reader is called again
@@ -157,7 +157,7 @@ def recipe_method(name: str) -> type[RecipeMethod] | None:
     Recipes write words with underscores or hyphens, and `regmean++` for `regmean_plus_plus`.
     """
     plain = name.replace("++", "-plus-plus").replace("_", "-")
-    if plain not in method_names("merge"):
+    if not has_method("merge", plain):
         return None
     kind = method_class("merge", plain)
     return kind if issubclass(kind, RecipeMethod) else None
