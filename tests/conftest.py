@@ -20,7 +20,11 @@ hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-KERNELS = Path(__file__).parents[1] / "scripts/kernels.py"
+TESTS = Path(__file__).parent
+KERNELS = TESTS.parent / "scripts/kernels.py"
+# whose tests train or decompose, so that what a processor rounds is carried on furthest
+ROOMS = ("suites/small_merge", "verbs/adapt", "verbs/merge/fusion", "verbs/merge/learning", "verbs/transport")
+TRAINED = {TESTS / room for room in ROOMS}
 MODELS = Path(os.environ.get("TRANSSHIP_MODELS", Path.home() / ".cache/transship/models"))
 DATA = Path(os.environ.get("TRANSSHIP_DATA", Path.home() / ".cache/transship/data"))
 
@@ -48,7 +52,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together what shares a parametrized fixture
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Draw the order of the files and of the tests in each; a file stays together, with its fixtures."""
+    """Draw the order of the files and of the tests in each; a file stays together, with its fixtures.
+
+    The quick tests of the rooms that train are marked: `make test` runs them under both sets of kernels.
+    """
+    for item in items:
+        if not item.get_closest_marker("slow") and not TRAINED.isdisjoint(item.path.parents):
+            item.add_marker("trains")
     files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
     order = random.Random(config.option.order_seed)
     order.shuffle(files)

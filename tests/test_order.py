@@ -1,27 +1,42 @@
 """The order of the tests: drawn anew in every run, the same for the same seed, and files stay together."""
 
 import importlib.util
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-FILES = {"a.py": 5, "b.py": 4, "c.py": 3, "d.py": 2}
+TESTS = Path(__file__).parent
+FILES = {Path(name): tests for name, tests in {"a.py": 5, "b.py": 4, "c.py": 3, "d.py": 2}.items()}
+
+
+@dataclass
+class Item:
+    """What the plugin reads of a test."""
+
+    path: Path
+    number: int = 0
+    marks: list[str] = field(default_factory=list)
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
 
 
 @pytest.fixture(scope="module")
 def conftest() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ordering", Path(__file__).parent / "conftest.py")
+    spec = importlib.util.spec_from_file_location("ordering", TESTS / "conftest.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def ordered(conftest: ModuleType, seed: int) -> list[tuple[str, int]]:
-    items = [
-        SimpleNamespace(path=path, number=number) for path, tests in FILES.items() for number in range(tests)
-    ]
+def ordered(conftest: ModuleType, seed: int) -> list[tuple[Path, int]]:
+    items = [Item(path, number) for path, tests in FILES.items() for number in range(tests)]
     conftest.pytest_collection_modifyitems(SimpleNamespace(option=SimpleNamespace(order_seed=seed)), items)
     return [(item.path, item.number) for item in items]
 
@@ -35,3 +50,16 @@ def test_the_tests_of_a_file_stay_together(conftest):
     order = ordered(conftest, 3)
     assert sorted(path for path, _ in groupby(order, key=lambda item: item[0])) == sorted(FILES)
     assert sorted(order) == [(path, number) for path, tests in FILES.items() for number in range(tests)]
+
+
+def test_quick_tests_of_rooms_that_train_are_marked(conftest):
+    trained, slow, other = (
+        Item(TESTS / "verbs/adapt/test_any.py"),
+        Item(TESTS / "verbs/adapt/methods/test_any.py", marks=["slow"]),
+        Item(TESTS / "geometry/test_any.py"),
+    )
+    conftest.pytest_collection_modifyitems(
+        SimpleNamespace(option=SimpleNamespace(order_seed=1)), [trained, slow, other]
+    )
+    assert (trained.marks, slow.marks, other.marks) == (["trains"], ["slow"], [])
+    assert all(room.is_dir() for room in conftest.TRAINED), "rooms that moved move in tests/conftest.py too"
