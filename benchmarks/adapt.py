@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from transship.verbs.adapt.losses import Alignment
-from transship.verbs.adapt.network import pooled
+from transship.verbs.adapt.model.network import pooled
+from transship.verbs.adapt.train.losses import Alignment
 
 STEPS = 40
 ALLOWED = 600.0  # wall seconds of a whole fit on two cores
@@ -49,9 +49,9 @@ def row(name: str, ours: float, peer: float | None, needed: str | None) -> dict[
 def fa(length: int = 140, rows: int = 128, items: int = 5000) -> dict[str, float]:
     """Return milliseconds per step: the embedder (both ways, and Adam), the distance matrix, Sinkhorn."""
     from transship.data import find_model
-    from transship.verbs.adapt.backbone import open_backbone
-    from transship.verbs.adapt.embedders import shape_for
-    from transship.verbs.adapt.network import new_embedder
+    from transship.verbs.adapt.model.backbone import open_backbone
+    from transship.verbs.adapt.model.embedders import shape_for
+    from transship.verbs.adapt.model.network import new_embedder
 
     theta = open_backbone(str(find_model("minilm-l6"))).theta
     torch.manual_seed(0)

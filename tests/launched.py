@@ -216,7 +216,7 @@ def die_at(number: int, training: bool) -> None:
     """Let the last process be killed in its step of this number, in the midst of collecting or training."""
     from transship import parallel
     from transship.activations.step import Stepper
-    from transship.verbs.adapt.training import Trainer
+    from transship.verbs.adapt.train.loop import Trainer
 
     where, name = (Trainer, "_step") if training else (Stepper, "step")
     step, steps = getattr(where, name), iter(range(1, 1000))

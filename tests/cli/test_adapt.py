@@ -265,7 +265,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     def ran(*arguments: Any, **options: Any) -> Any:
         pytest.fail("work began before the mistake was found")
 
-    for name in ("problem.baselines", "problem.fit_base", "parts.open_source", "run.load_adapted"):
+    for name in ("plan.baselines", "plan.fit_base", "parts.open_source", "api.load_adapted"):
         monkeypatch.setattr(f"transship.verbs.adapt.{name}", ran)
 
 
@@ -337,8 +337,8 @@ def test_help_names_an_example_to_paste():
 
 
 def test_fields_in_a_table_are_refused_before_the_rows_run():
-    from transship.verbs.adapt.run import _check_table
-    from transship.verbs.adapt.targets import Targets
+    from transship.verbs.adapt.api import _check_table
+    from transship.verbs.adapt.rows.targets import Targets
 
     fields: Any = SimpleNamespace(targets=Targets("dense", shape=(8, 8), plane=2))
     _check_table(Path("x.npy"), fields)

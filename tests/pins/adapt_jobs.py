@@ -115,7 +115,7 @@ def resumed(out: Path, usual: dict[str, Any], series: Any, labels: Any) -> Itera
 
 def bound(out: Path, series: Any, labels: Any) -> None:
     """Write what a model says of its source's side, and the terms of Theorem 7."""
-    from transship.verbs.adapt.bound import measure_bound
+    from transship.verbs.adapt.bound.terms import measure_bound
 
     model = load_adapted(out / "methods" / "recraft")
     (out / "bound").mkdir()

@@ -13,7 +13,7 @@ from transship.cli.options import memory_option, output_options, print_json, see
 from transship.errors import TransshipWarning
 
 if TYPE_CHECKING:
-    from transship.verbs.adapt.run import Fitted
+    from transship.verbs.adapt.api import Fitted
 
 
 @click.group("adapt")
@@ -162,7 +162,7 @@ def fit_command(
     use. A fit that was killed goes on where it was when the same command runs again.
     """
     from transship.atomic import check_target
-    from transship.verbs.adapt import run
+    from transship.verbs.adapt import api
 
     parameters = {name: value for name, value in settings.items() if value is not None}
     parameters |= {
@@ -173,13 +173,13 @@ def fit_command(
     }
     if report is not None:
         check_target(report, force=force)
-    omegas = run.read_omegas(sensitivity, parameters) if sensitivity else []
+    omegas = api.read_omegas(sensitivity, parameters) if sensitivity else []
     if path is not None:
-        run.broken_off(str(parameters.get("method", "recraft")), parameters["method_options"], path)
+        api.broken_off(str(parameters.get("method", "recraft")), parameters["method_options"], path)
     warnings.simplefilter("ignore", TransshipWarning)  # they are among the notes that are printed
     from transship.numerics import MemoryBudget
 
-    fitted = run.fit(
+    fitted = api.fit(
         train,
         out,
         memory=MemoryBudget.parse(memory),
@@ -192,15 +192,15 @@ def fit_command(
         **parameters,
     )
     if omegas:  # in all processes: they share these fits too
-        run.sensitivity(fitted, omegas)
+        api.sensitivity(fitted, omegas)
     if path is not None:
-        run.path(fitted, path)
+        api.path(fitted, path)
     if not fitted.main:
         return
     if report is not None:
-        run.write_report(fitted, report, "transship " + " ".join(sys.argv[1:]), force=force)
+        api.write_report(fitted, report, "transship " + " ".join(sys.argv[1:]), force=force)
     if as_json:
-        print_json(run.as_json(fitted.summary()))
+        print_json(api.as_json(fitted.summary()))
         return
     _print_fit(fitted)
 
@@ -232,9 +232,9 @@ def predict_command(
 ) -> None:
     """Predict for DATA with the model in MODEL, and measure where DATA has targets."""
     from transship.numerics import MemoryBudget
-    from transship.verbs.adapt import run
+    from transship.verbs.adapt import api
 
-    made, metrics, rows = run.predict(
+    made, metrics, rows = api.predict(
         model,
         reference,
         column=column,
@@ -247,7 +247,7 @@ def predict_command(
     if as_json:
         few = made.tolist() if out is None else None
         print_json(
-            run.as_json({"rows": len(made), "metrics": metrics, "predictions": few, "out": out and str(out)})
+            api.as_json({"rows": len(made), "metrics": metrics, "predictions": few, "out": out and str(out)})
         )
         return
     for name, value in metrics.items():
@@ -283,16 +283,16 @@ def bound_command(
     """Measure the terms of Theorem 7 for the model in MODEL on DATA that did not train it."""
     from transship.atomic import check_target
     from transship.numerics import MemoryBudget
-    from transship.verbs.adapt import run
+    from transship.verbs.adapt import api
 
     if report is not None:
         check_target(report, force=force)
     budget = MemoryBudget.parse(memory)
-    found = run.bound(model, reference, column=column, label=label, split=split, seed=seed, memory=budget)
+    found = api.bound(model, reference, column=column, label=label, split=split, seed=seed, memory=budget)
     if report is not None:
-        run.bound_report(found, str(model), report, force=force)
+        api.bound_report(found, str(model), report, force=force)
     if as_json:
-        print_json(run.as_json(found.to_dict()))
+        print_json(api.as_json(found.to_dict()))
         return
     for name, value in found.bars().items():
         click.echo(f"{name + ':':28}{value:8.4f}")

@@ -110,7 +110,7 @@ def parameters(
 def _opened(backbone: str) -> Any:
     """Return the backbone by name, read once per process; fits copy what they train."""
     from transship.data import find_model
-    from transship.verbs.adapt.backbone import open_backbone
+    from transship.verbs.adapt.model.backbone import open_backbone
 
     found = open_backbone(str(find_model(backbone)))
     found.loaded.name = backbone
@@ -140,7 +140,7 @@ def raw(task: Task, *, seed: int, kernels: int | None = None) -> Iterator[Measur
     """Yield the raw baselines, fitted on the training rows alone, as rows of the table."""
     import time
 
-    from transship.verbs.adapt.raw import fit_raw
+    from transship.verbs.adapt.raw.baselines import fit_raw
 
     for name in RAW[task.kind]:
         start = time.process_time()
@@ -152,7 +152,7 @@ def raw(task: Task, *, seed: int, kernels: int | None = None) -> Iterator[Measur
 
 def scored(task: Task, predicted: Array, scores: Array | None) -> dict[str, float]:
     """Return the test figures by the names that tables use; shares as shares, errors as errors."""
-    from transship.verbs.adapt.metrics import evaluate
+    from transship.verbs.adapt.rows.metrics import evaluate
 
     truth = task.test[1]
     if task.kind == "classification":

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from transship.data import Dataset
-from transship.verbs.adapt.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.backbone import Backbone, open_backbone
 
 WORDS = [
     "red",

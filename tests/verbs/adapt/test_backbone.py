@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from transship.errors import CheckpointError
-from transship.verbs.adapt.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.backbone import Backbone, open_backbone
 
 TEXT = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -6,8 +6,8 @@ import torch
 
 from transship.errors import DataError, OptionError
 from transship.geometry import wasserstein_exact
-from transship.verbs.adapt.bound import bound_of, label_frequencies, measure_bound
-from transship.verbs.adapt.coupling import divergence, entropy, least_entropy_coupling
+from transship.verbs.adapt.bound.coupling import divergence, entropy, least_entropy_coupling
+from transship.verbs.adapt.bound.terms import bound_of, label_frequencies, measure_bound
 
 
 def world(seed: int) -> dict[str, float]:

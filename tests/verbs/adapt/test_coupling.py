@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transship.verbs.adapt.coupling import (
+from transship.verbs.adapt.bound.coupling import (
     distortions,
     divergence,
     entropy,

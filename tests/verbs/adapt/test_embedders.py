@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from transship.errors import OptionError
-from transship.verbs.adapt.backbone import Backbone, Theta, open_backbone
-from transship.verbs.adapt.embedders import Embedder, Shape, shape_for
-from transship.verbs.adapt.network import new_embedder
+from transship.verbs.adapt.model.backbone import Backbone, Theta, open_backbone
+from transship.verbs.adapt.model.embedders import Embedder, Shape, shape_for
+from transship.verbs.adapt.model.network import new_embedder
 
 
 def theta(width: int = 8, positions: int = 64) -> Theta:

@@ -17,9 +17,9 @@ import transship
 from transship.errors import DataError, OptionError
 from transship.verbs.adapt import Recraft, load_adapted
 from transship.verbs.adapt.advice import advice
-from transship.verbs.adapt.base import fit_base
-from transship.verbs.adapt.raw import fit_raw
-from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.raw.base import fit_base
+from transship.verbs.adapt.raw.baselines import fit_raw
+from transship.verbs.adapt.rows.targets import Targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 
@@ -144,7 +144,7 @@ def test_the_bases_outputs_on_training_rows_come_from_models_that_did_not_see_th
 def test_a_ridge_base_leaves_each_training_row_out_exactly(
     task: str, most: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("transship.verbs.adapt.raw.MOST_ROWS", most)
+    monkeypatch.setattr("transship.verbs.adapt.raw.baselines.MOST_ROWS", most)
     generator = np.random.default_rng(1)
     inputs = generator.normal(size=(40, 1, 60)).astype(np.float32)
     numbers = inputs[:, 0, :3].sum(1) + generator.normal(size=40)

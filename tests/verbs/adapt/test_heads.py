@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transship.verbs.adapt.heads import Dense, HeadShape, TransportHead, silence
+from transship.verbs.adapt.model.heads import Dense, HeadShape, TransportHead, silence
 
 
 def transport(source: int, outputs: int) -> TransportHead:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from transship.errors import DataError, OptionError
-from transship.verbs.adapt.inputs import Inputs
-from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.rows.inputs import Inputs
+from transship.verbs.adapt.rows.targets import Targets
 
 GENERATOR = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from transship.verbs.adapt.lora import add_lora, drop_lora
+from transship.verbs.adapt.model.lora import add_lora, drop_lora
 
 
 @pytest.mark.filterwarnings("error")

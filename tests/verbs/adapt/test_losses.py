@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transship.errors import OptionError
 from transship.geometry import wasserstein_exact
-from transship.verbs.adapt.losses import (
+from transship.verbs.adapt.train.losses import (
     Alignment,
     LabelTable,
     conditional_entropy,

@@ -13,18 +13,18 @@ import transformers
 from transship.data import Dataset
 from transship.errors import OptionError
 from transship.registry import build_method, describe, method_names
-from transship.verbs.adapt.backbone import Backbone, open_backbone
-from transship.verbs.adapt.bench import Bench, Rows
-from transship.verbs.adapt.embedders import shape_for
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.heads import HeadShape
-from transship.verbs.adapt.losses import find_loss
 from transship.verbs.adapt.methods.mona import Bilevel, Mona
 from transship.verbs.adapt.methods.pare import Pare, PatchReplacement
-from transship.verbs.adapt.network import Network, new_embedder
-from transship.verbs.adapt.objectives import DatasetDistance, FeatureAlignment, LabelDistortion
+from transship.verbs.adapt.model.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.embedders import shape_for
+from transship.verbs.adapt.model.heads import HeadShape
+from transship.verbs.adapt.model.network import Network, new_embedder
 from transship.verbs.adapt.parts import network_of
-from transship.verbs.adapt.source import open_source
+from transship.verbs.adapt.source.model import open_source
+from transship.verbs.adapt.train.learner import Bench, Rows
+from transship.verbs.adapt.train.losses import find_loss
+from transship.verbs.adapt.train.objectives import DatasetDistance, FeatureAlignment, LabelDistortion
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 SHORT: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import sklearn.metrics as reference
 import torch
 
 from transship.errors import DataError, OptionError
-from transship.verbs.adapt.metrics import (
+from transship.verbs.adapt.rows.metrics import (
     METRICS,
     TASKS,
     auroc,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from transship.errors import OptionError
+from transship.verbs.adapt.api import Fitted, broken_off, path
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.reading import Rows
-from transship.verbs.adapt.run import Fitted, broken_off, path
+from transship.verbs.adapt.rows.reading import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 

@@ -6,9 +6,9 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from transship.errors import DataError, OptionError
 from transship.geometry.ridge import STRENGTHS
-from transship.verbs.adapt.metrics import METRICS
-from transship.verbs.adapt.raw import fit_raw, raw_baselines, raw_names
-from transship.verbs.adapt.raw_model import RawModel
+from transship.verbs.adapt.raw.baselines import fit_raw, raw_baselines, raw_names
+from transship.verbs.adapt.raw.linear import RawModel
+from transship.verbs.adapt.rows.metrics import METRICS
 
 
 def classes(rows: int = 120, channels: int = 1, length: int = 32, count: int = 3, seed: int = 0):

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from transship.data import Dataset
-from transship.verbs.adapt.backbone import Backbone
-from transship.verbs.adapt.bench import Bench, Rows
-from transship.verbs.adapt.bound import Bound, bound_of
-from transship.verbs.adapt.embedders import shape_for
-from transship.verbs.adapt.heads import HeadShape
-from transship.verbs.adapt.losses import find_loss
-from transship.verbs.adapt.network import Network, new_embedder
-from transship.verbs.adapt.objectives import LabelDistortion
-from transship.verbs.adapt.source import open_source
+from transship.verbs.adapt.bound.terms import Bound, bound_of
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.embedders import shape_for
+from transship.verbs.adapt.model.heads import HeadShape
+from transship.verbs.adapt.model.network import Network, new_embedder
+from transship.verbs.adapt.source.model import open_source
+from transship.verbs.adapt.train.learner import Bench, Rows
+from transship.verbs.adapt.train.losses import find_loss
+from transship.verbs.adapt.train.objectives import LabelDistortion
 
 EACH = 60  # rows at each of the four features
 

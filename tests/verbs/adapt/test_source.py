@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from transship.data import Dataset
 from transship.errors import DataError, MissingError, OptionError
-from transship.verbs.adapt import source as module
-from transship.verbs.adapt.backbone import Backbone
-from transship.verbs.adapt.losses import lipschitz_penalty
-from transship.verbs.adapt.recalibrate import Recalibration, gram_norms, grams, recalibrate
-from transship.verbs.adapt.source import Source, open_source
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.source import model as module
+from transship.verbs.adapt.source.model import Source, open_source
+from transship.verbs.adapt.source.recalibrate import Recalibration, gram_norms, grams, recalibrate
+from transship.verbs.adapt.train.losses import lipschitz_penalty
 
 
 def opened(backbone: Backbone, proxy: Any, cache: Path, **more: Any) -> Source:

@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import conv1d
 
 from transship.errors import OptionError
-from transship.verbs.adapt.backbone import Backbone
-from transship.verbs.adapt.embedders import shape_for
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.network import new_embedder
-from transship.verbs.adapt.stems import LENGTH, RandomStem
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.embedders import shape_for
+from transship.verbs.adapt.model.network import new_embedder
+from transship.verbs.adapt.model.stems import LENGTH, RandomStem
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 

@@ -18,9 +18,9 @@ import torch
 from transship.errors import NumericalError, OutputError
 from transship.registry import build_method
 from transship.verbs.adapt.artifact import save_adapted
-from transship.verbs.adapt.backbone import Backbone
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.stage_two import StageTwo
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.train.stage_two import StageTwo
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 

@@ -12,7 +12,7 @@ _HOMES = {
     "Adapted": "adapted",
     "Recraft": "estimator",
     "Settings": "settings",
-    "Source": "source",
+    "Source": "source.model",
     "load_adapted": "artifact",
 }
 

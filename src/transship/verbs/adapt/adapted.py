@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from transship.numerics import chunks
-from transship.verbs.adapt.backbone import Backbone, Body
-from transship.verbs.adapt.base import Base
-from transship.verbs.adapt.bench import FORWARD_BATCH
-from transship.verbs.adapt.heads import HeadShape
-from transship.verbs.adapt.inputs import Inputs
-from transship.verbs.adapt.metrics import evaluate, find_metric
-from transship.verbs.adapt.network import Network, pooled
-from transship.verbs.adapt.source import Source
-from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.model.backbone import Backbone, Body
+from transship.verbs.adapt.model.heads import HeadShape
+from transship.verbs.adapt.model.network import Network, pooled
+from transship.verbs.adapt.raw.base import Base
+from transship.verbs.adapt.rows.inputs import Inputs
+from transship.verbs.adapt.rows.metrics import evaluate, find_metric
+from transship.verbs.adapt.rows.targets import Targets
+from transship.verbs.adapt.source.model import Source
+from transship.verbs.adapt.train.learner import FORWARD_BATCH
 
 Array = np.ndarray[Any, Any]
 

@@ -20,17 +20,17 @@ from transship.atomic import atomic_folder
 from transship.checkpoints.card import Input, ModelCard
 from transship.errors import DataError
 from transship.verbs.adapt.adapted import Adapted
-from transship.verbs.adapt.backbone import body_from_config
-from transship.verbs.adapt.base import Base
-from transship.verbs.adapt.embedders import Embedder, Shape
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.heads import HeadShape
-from transship.verbs.adapt.inputs import Inputs
-from transship.verbs.adapt.network import Network
-from transship.verbs.adapt.raw import RawModel
+from transship.verbs.adapt.model.backbone import body_from_config
+from transship.verbs.adapt.model.embedders import Embedder, Shape
+from transship.verbs.adapt.model.heads import HeadShape
+from transship.verbs.adapt.model.network import Network
+from transship.verbs.adapt.raw.base import Base
+from transship.verbs.adapt.raw.baselines import RawModel
+from transship.verbs.adapt.rows.inputs import Inputs
+from transship.verbs.adapt.rows.targets import Targets
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.source import Source
-from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.source.model import Source
 
 FORMAT, VERSION = "transship.adapted", 1
 WEIGHTS, ABOUT, CONFIG, SOURCE, BASE = (

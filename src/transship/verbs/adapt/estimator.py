@@ -16,10 +16,10 @@ from sklearn.utils.validation import check_is_fitted
 from transship.errors import OptionError
 from transship.numerics import chunks
 from transship.verbs.adapt.adapted import Adapted
-from transship.verbs.adapt.backbone import Backbone, Body, open_backbone
-from transship.verbs.adapt.fitting import adapt
+from transship.verbs.adapt.fit import adapt
+from transship.verbs.adapt.model.backbone import Backbone, Body, open_backbone
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.source import Source
+from transship.verbs.adapt.source.model import Source
 
 Array = np.ndarray[Any, Any]
 
@@ -146,7 +146,7 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a page to look at."""
-        from transship.verbs.adapt.page import fit_page
+        from transship.verbs.adapt.result import fit_page
 
         check_is_fitted(self)
         return fit_page(self.adapted_).write(Path(path), force=force)

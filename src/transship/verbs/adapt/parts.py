@@ -11,14 +11,14 @@ from torch import nn
 from transship import parallel
 from transship.data import Dataset, find_model
 from transship.numerics import derive_seed
-from transship.verbs.adapt.backbone import Backbone, open_backbone
-from transship.verbs.adapt.embedders import Shape, shape_for
-from transship.verbs.adapt.heads import HeadShape, Predictor
-from transship.verbs.adapt.network import Network, new_embedder
-from transship.verbs.adapt.problem import Problem
-from transship.verbs.adapt.protocol import AdaptMethod
+from transship.verbs.adapt.model.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.embedders import Shape, shape_for
+from transship.verbs.adapt.model.heads import HeadShape, Predictor
+from transship.verbs.adapt.model.network import Network, new_embedder
+from transship.verbs.adapt.plan import Problem
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.source import Source, checked_proxy, open_source
+from transship.verbs.adapt.source.model import Source, checked_proxy, open_source
+from transship.verbs.adapt.train.protocol import AdaptMethod
 
 
 @dataclass(frozen=True, eq=False)

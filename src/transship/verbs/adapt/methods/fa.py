@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.adapt.objectives import FeatureAlignment
-from transship.verbs.adapt.protocol import PAPER, AdaptMethod, Phase
+from transship.verbs.adapt.train.objectives import FeatureAlignment
+from transship.verbs.adapt.train.protocol import PAPER, AdaptMethod, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

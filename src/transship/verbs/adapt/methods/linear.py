@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.adapt.network import Part
-from transship.verbs.adapt.protocol import AdaptMethod
+from transship.verbs.adapt.model.network import Part
+from transship.verbs.adapt.train.protocol import AdaptMethod
 
 
 @dataclass(frozen=True, kw_only=True)

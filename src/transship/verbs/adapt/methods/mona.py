@@ -13,10 +13,10 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.objectives import Index, Objective
-from transship.verbs.adapt.protocol import AdaptMethod, Phase
-from transship.verbs.adapt.recalibrate import source_grid
+from transship.verbs.adapt.source.recalibrate import source_grid
+from transship.verbs.adapt.train.learner import Bench
+from transship.verbs.adapt.train.objectives import Index, Objective
+from transship.verbs.adapt.train.protocol import AdaptMethod, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.adapt.objectives import DatasetDistance
-from transship.verbs.adapt.protocol import AdaptMethod, Phase
+from transship.verbs.adapt.train.objectives import DatasetDistance
+from transship.verbs.adapt.train.protocol import AdaptMethod, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

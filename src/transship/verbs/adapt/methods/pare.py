@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.objectives import Index, Objective
-from transship.verbs.adapt.protocol import AdaptMethod
+from transship.verbs.adapt.train.learner import Bench
+from transship.verbs.adapt.train.objectives import Index, Objective
+from transship.verbs.adapt.train.protocol import AdaptMethod
 
 
 @dataclass(frozen=True, kw_only=True)

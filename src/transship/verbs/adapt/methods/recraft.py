@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from transship.verbs.adapt.methods.fa import alignment
-from transship.verbs.adapt.objectives import LabelDistortion
-from transship.verbs.adapt.protocol import PAPER, AdaptMethod, Phase
+from transship.verbs.adapt.train.objectives import LabelDistortion
+from transship.verbs.adapt.train.protocol import PAPER, AdaptMethod, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transship.verbs.adapt.objectives import TargetLoss
-from transship.verbs.adapt.protocol import AdaptMethod, Phase
+from transship.verbs.adapt.train.objectives import TargetLoss
+from transship.verbs.adapt.train.protocol import AdaptMethod, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from transship.data import Dataset
 from transship.data.locate import NUMBERS, data_files
 from transship.errors import DataError, MissingError, OptionError
 from transship.numerics import chunks, derive_seed
-from transship.verbs.adapt.backbone import Backbone, Body
-from transship.verbs.adapt.recalibrate import GridPoint, Head, Recalibration, head_grams, recalibrate
+from transship.verbs.adapt.model.backbone import Backbone, Body
+from transship.verbs.adapt.source.recalibrate import GridPoint, Head, Recalibration, head_grams, recalibrate
 
 VERSION = 1
 HELD_OUT = 0.2  # of the proxy, for the head's error and the choice of ω

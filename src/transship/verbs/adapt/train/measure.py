@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.losses import (
+from transship.verbs.adapt.source.model import Source
+from transship.verbs.adapt.train.learner import Bench
+from transship.verbs.adapt.train.losses import (
     conditional_entropy,
     entropy,
     soft_table,
@@ -20,7 +21,6 @@ from transship.verbs.adapt.losses import (
     transition,
     transport_distance,
 )
-from transship.verbs.adapt.source import Source
 
 MOST, MOST_HELD_OUT = 1024, 512  # rows that stand for the whole sets in logs
 MOST_TRANSPORT = 512  # of them in W₁, against all source features

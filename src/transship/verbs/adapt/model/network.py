@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from transship.verbs.adapt.backbone import Body, Theta
-from transship.verbs.adapt.embedders import Embedder, Shape
+from transship.verbs.adapt.model.backbone import Body, Theta
+from transship.verbs.adapt.model.embedders import Embedder, Shape
 
 Part = Literal["embedder", "body", "head"]
 PARTS: tuple[Part, ...] = ("embedder", "body", "head")

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from transship.errors import DataError, OptionError
 from transship.registry import build_method
-from transship.verbs.adapt.base import Base, baselines, fit_base
-from transship.verbs.adapt.bench import Rows
-from transship.verbs.adapt.inputs import Inputs
-from transship.verbs.adapt.losses import RELATIVE, Loss, find_loss
-from transship.verbs.adapt.metrics import Metric, default_metric, find_metric
-from transship.verbs.adapt.protocol import AdaptMethod
-from transship.verbs.adapt.raw import RawResult
+from transship.verbs.adapt.raw.base import Base, baselines, fit_base
+from transship.verbs.adapt.raw.baselines import RawResult
+from transship.verbs.adapt.rows.inputs import Inputs
+from transship.verbs.adapt.rows.metrics import Metric, default_metric, find_metric
+from transship.verbs.adapt.rows.splitting import Split, split_rows
+from transship.verbs.adapt.rows.targets import Targets
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.splitting import Split, split_rows
-from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.train.learner import Rows
+from transship.verbs.adapt.train.losses import RELATIVE, Loss, find_loss
+from transship.verbs.adapt.train.protocol import AdaptMethod
 
 Array = NDArray[Any]
 NOTHING = 1e-6  # of the mean size: targets so small count as zero

@@ -16,12 +16,12 @@ from transship.numerics import MemoryBudget
 from transship.registry import build_method
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.artifact import load_adapted, saved_kind
-from transship.verbs.adapt.bench import FORWARD_BATCH
 from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.needs import bounding_bytes, fitting_bytes, predicting_bytes
-from transship.verbs.adapt.protocol import AdaptMethod
-from transship.verbs.adapt.reading import Rows, read_rows, read_validation
+from transship.verbs.adapt.memory import bounding_bytes, fitting_bytes, predicting_bytes
+from transship.verbs.adapt.rows.reading import Rows, read_rows, read_validation
 from transship.verbs.adapt.settings import COMMAND
+from transship.verbs.adapt.train.learner import FORWARD_BATCH
+from transship.verbs.adapt.train.protocol import AdaptMethod
 
 Array = np.ndarray[Any, Any]
 
@@ -160,7 +160,7 @@ def bound(
     memory: MemoryBudget | None = None,
 ) -> Any:
     """Return the terms of Theorem 7 on a data set that did not train; `memory` as in `predict`."""
-    from transship.verbs.adapt.bound import measure_bound
+    from transship.verbs.adapt.bound.terms import measure_bound
 
     rows, _ = read_rows(reference, kind=saved_kind(folder), column=column, label=label, split=split)
     batch = FORWARD_BATCH
@@ -268,8 +268,8 @@ def _refitted(fitted: Fitted, seen: Any, **changes: Any) -> Recraft:
 
 def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: bool = False) -> Path:
     """Write the page of a fit, with the bound on its validation rows where it has a source and classes."""
-    from transship.verbs.adapt.bound import measure_bound
-    from transship.verbs.adapt.page import fit_page
+    from transship.verbs.adapt.bound.terms import measure_bound
+    from transship.verbs.adapt.result import fit_page
 
     model = fitted.model
     if model.source_ is not None and model.task_ == "classification":
@@ -285,7 +285,7 @@ def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: 
 def bound_report(found: Any, model: str, path: str | Path, *, force: bool = False) -> Path:
     """Write the page of `transship adapt bound`."""
     from transship.report import Page, Section
-    from transship.verbs.adapt.page import bound_blocks
+    from transship.verbs.adapt.result import bound_blocks
 
     summary = f"{model}: target error {found.err_target:.3f} nats, bound {found.total:.3f}."
     return Page("The bound of an adapted model", summary, [Section("Bound", bound_blocks(found))]).write(

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from transship.errors import OptionError
 from transship.registry import Method
-from transship.verbs.adapt.network import Part
-from transship.verbs.adapt.objectives import Objective, TargetLoss
+from transship.verbs.adapt.model.network import Part
+from transship.verbs.adapt.train.objectives import Objective, TargetLoss
 
 # what a parameter may be, by the end of its name: the least, whether that itself is allowed, the most
 _RANGES: dict[str, tuple[float, bool, float]] = {

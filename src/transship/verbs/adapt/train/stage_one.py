@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from transship.verbs.adapt.measure import stage_one_row
-from transship.verbs.adapt.protocol import Phase
-from transship.verbs.adapt.training import Run, Trainer
+from transship.verbs.adapt.train.loop import Run, Trainer
+from transship.verbs.adapt.train.measure import stage_one_row
+from transship.verbs.adapt.train.protocol import Phase
 
 
 class StageOne:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
-from transship.verbs.adapt.coupling import (
+from transship.verbs.adapt.bound.coupling import (
     distortions,
     divergence,
     entropy,

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
 from transship.registry import unknown
-from transship.verbs.adapt.convolutions import RocketFeatures, draw_convolutions
-from transship.verbs.adapt.metrics import (
+from transship.verbs.adapt.raw.convolutions import RocketFeatures, draw_convolutions
+from transship.verbs.adapt.raw.linear import RawModel, features, filled, placed, plain_rows
+from transship.verbs.adapt.rows.metrics import (
     TASKS,
     Metric,
     binary_cross_entropy,
@@ -28,7 +29,6 @@ from transship.verbs.adapt.metrics import (
     find_metric,
     log_softmax,
 )
-from transship.verbs.adapt.raw_model import RawModel, features, filled, placed, plain_rows
 
 if TYPE_CHECKING:
     from transship.geometry import LinearMap

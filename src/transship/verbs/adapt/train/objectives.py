@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from transship.geometry import cost_matrix, sinkhorn_cost
 from transship.numerics import derive_seed
-from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.losses import Alignment, LabelTable
-from transship.verbs.adapt.network import pooled
+from transship.verbs.adapt.model.network import pooled
+from transship.verbs.adapt.train.learner import Bench
+from transship.verbs.adapt.train.losses import Alignment, LabelTable
 
 Index = Int[Tensor, " batch"]
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import derive_seed
-from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.ledger import Ledger, under
-from transship.verbs.adapt.network import Part
-from transship.verbs.adapt.objectives import Objective
-from transship.verbs.adapt.session import Session, load_optimiser, optimiser_tensors
+from transship.verbs.adapt.model.network import Part
+from transship.verbs.adapt.train.learner import Bench
+from transship.verbs.adapt.train.ledger import Ledger, under
+from transship.verbs.adapt.train.objectives import Objective
+from transship.verbs.adapt.train.session import Session, load_optimiser, optimiser_tensors
 
 SHOWN = 300  # training rows whose features the report draws
 Watch = Callable[[str, int, int], None]

@@ -11,10 +11,10 @@ import numpy as np
 from transship.checkpoints.footprint import Footprint
 from transship.data import find_model
 from transship.verbs.adapt.artifact import BASE, SOURCE, WEIGHTS, read_document
-from transship.verbs.adapt.bound import MOST_POINTS
-from transship.verbs.adapt.embedders import Shape
-from transship.verbs.adapt.fitting import batch_rows
-from transship.verbs.adapt.raw_model import FEATURE_ROWS
+from transship.verbs.adapt.bound.terms import MOST_POINTS
+from transship.verbs.adapt.fit import batch_rows
+from transship.verbs.adapt.model.embedders import Shape
+from transship.verbs.adapt.raw.linear import FEATURE_ROWS
 
 # random convolutions give about 10,000 features of a row; the baselines hold them in float64, with copies
 _BASELINE = 3 * 8 * 10_000

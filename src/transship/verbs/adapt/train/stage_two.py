@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.heads import TransportHead
-from transship.verbs.adapt.lora import add_lora, merge_lora
-from transship.verbs.adapt.losses import soft_table, transition
-from transship.verbs.adapt.network import PARTS, Part
-from transship.verbs.adapt.protocol import AdaptMethod
-from transship.verbs.adapt.training import Run, Trainer
+from transship.verbs.adapt.model.heads import TransportHead
+from transship.verbs.adapt.model.lora import add_lora, merge_lora
+from transship.verbs.adapt.model.network import PARTS, Part
+from transship.verbs.adapt.train.loop import Run, Trainer
+from transship.verbs.adapt.train.losses import soft_table, transition
+from transship.verbs.adapt.train.protocol import AdaptMethod
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
+from transship.verbs.adapt.rows.targets import plain_labels
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.targets import plain_labels
 
 Array = NDArray[Any]
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transship.errors import OptionError
-from transship.verbs.adapt.backbone import Theta
-from transship.verbs.adapt.stems import RandomStem
+from transship.verbs.adapt.model.backbone import Theta
+from transship.verbs.adapt.model.stems import RandomStem
 
 Kind = Literal["series", "grid"]
 Stem = Literal["patch", "multiscale", "rocket"]

@@ -19,17 +19,17 @@ from transship.progress import Bars
 from transship.verbs.adapt import parts
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.advice import advice
-from transship.verbs.adapt.bench import Bench
-from transship.verbs.adapt.heads import HeadShape, Predictor, silence
-from transship.verbs.adapt.measure import COLLAPSED
-from transship.verbs.adapt.problem import Problem
-from transship.verbs.adapt.session import Session
+from transship.verbs.adapt.model.heads import HeadShape, Predictor, silence
+from transship.verbs.adapt.plan import Problem
+from transship.verbs.adapt.rows.splitting import Split
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.source import Source
-from transship.verbs.adapt.splitting import Split
-from transship.verbs.adapt.stage_one import StageOne
-from transship.verbs.adapt.stage_two import Budget, StageTwo
-from transship.verbs.adapt.training import Trainer
+from transship.verbs.adapt.source.model import Source
+from transship.verbs.adapt.train.learner import Bench
+from transship.verbs.adapt.train.loop import Trainer
+from transship.verbs.adapt.train.measure import COLLAPSED
+from transship.verbs.adapt.train.session import Session
+from transship.verbs.adapt.train.stage_one import StageOne
+from transship.verbs.adapt.train.stage_two import Budget, StageTwo
 
 Watch = Callable[[str, int, int], None]
 

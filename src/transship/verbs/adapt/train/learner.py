@@ -11,10 +11,10 @@ from torch import Tensor
 
 from transship.errors import OptionError
 from transship.numerics import chunks, derive_seed
-from transship.verbs.adapt.backbone import Backbone
-from transship.verbs.adapt.losses import Loss
-from transship.verbs.adapt.network import Network, pooled
-from transship.verbs.adapt.source import Source
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.network import Network, pooled
+from transship.verbs.adapt.source.model import Source
+from transship.verbs.adapt.train.losses import Loss
 
 FORWARD_BATCH = 64
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from transship.errors import DataError
 from transship.numerics import chunks
-from transship.verbs.adapt.convolutions import RandomConvolutions
-from transship.verbs.adapt.metrics import log_softmax
+from transship.verbs.adapt.raw.convolutions import RandomConvolutions
+from transship.verbs.adapt.rows.metrics import log_softmax
 
 if TYPE_CHECKING:
     from torch import Tensor

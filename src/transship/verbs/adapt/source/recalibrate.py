@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from transship.errors import OptionError
 from transship.numerics import chunks
-from transship.verbs.adapt.backbone import Backbone, Body
-from transship.verbs.adapt.losses import lipschitz_penalty
+from transship.verbs.adapt.model.backbone import Backbone, Body
+from transship.verbs.adapt.train.losses import lipschitz_penalty
 
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 11))
 RHO = 100.0

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.raw import RawModel, RawResult, fit_raw, raw_baselines
-from transship.verbs.adapt.targets import Targets
+from transship.verbs.adapt.raw.baselines import RawModel, RawResult, fit_raw, raw_baselines
+from transship.verbs.adapt.rows.targets import Targets
 
 Array = NDArray[Any]
 FOLDS = 5

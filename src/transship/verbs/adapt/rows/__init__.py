@@ -1,0 +1,1 @@
+"""Data in, predictions out: reading, splitting, scaling, decoding, and metrics."""

@@ -1,0 +1,1 @@
+"""Training: what is minimised, the loop, and the two stages."""
