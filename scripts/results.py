@@ -26,7 +26,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transship.report import write_text
+from transship.atomic import write_text
+from transship.report import markdown
 from transship_suites.runner.find import load_suite
 from transship_suites.runner.page import count_verdicts, seeds_text, suite_page
 from transship_suites.runner.quantities import Measurement
@@ -120,7 +121,7 @@ def write_pages(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     found = runs()
     pages = {"index.md": index(found)}
-    pages |= {page_name(run): suite_page(load_suite(run.suite), run).to_markdown() for run in found}
+    pages |= {page_name(run): markdown.render(suite_page(load_suite(run.suite), run)) for run in found}
     for name, text in pages.items():
         (out / name).write_text(text, encoding="utf-8")
     for stale in {file.name for file in out.glob("*.md")} - set(pages):

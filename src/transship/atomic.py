@@ -89,7 +89,7 @@ def atomic_file(
 
 def write_text(target: str | os.PathLike[str], text: str, *, force: bool = False, sync: bool = True) -> Path:
     """Write `text` as UTF-8, whole or not at all; an existing file needs `force`."""
-    with atomic_file(target, force=force, sync=sync) as draft:
+    with atomic_file(target, force=force, sync=sync) as draft, _one_sentence(Path(target)):
         draft.write_text(text, encoding="utf-8", newline="\n")
     return Path(target)
 

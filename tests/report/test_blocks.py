@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.report import Column, Figure, KeyFigure, KeyFigures, Section, Spread, Table, Text
+from transship.report.markdown import block_text, section_text
 
 
 def test_a_table_becomes_markdown():
@@ -19,7 +20,7 @@ def test_a_table_becomes_markdown():
         ],
         caption="What was measured.",
     )
-    assert table.to_markdown() == "\n".join(
+    assert block_text(table) == "\n".join(
         [
             "What was measured.",
             "",
@@ -34,7 +35,7 @@ def test_a_table_becomes_markdown():
 
 @given(st.lists(st.lists(st.text(max_size=12), min_size=2, max_size=2), max_size=4))
 def test_no_cell_can_break_a_markdown_table(rows: list[list[str]]):
-    lines = Table(["a", "b"], rows).to_markdown().split("\n")
+    lines = block_text(Table(["a", "b"], rows)).split("\n")
     assert len(lines) == 2 + len(rows)
     assert all(line.replace("\\\\", "").replace("\\|", "").count("|") == 3 for line in lines)
 
@@ -85,7 +86,7 @@ def test_not_a_number_is_never_best():
 
 def test_an_empty_table_is_a_table():
     assert Table(["a"], []).cells() == []
-    assert Table(["a"], []).to_markdown() == "| a |\n| --- |"
+    assert block_text(Table(["a"], [])) == "| a |\n| --- |"
 
 
 def test_sections_become_markdown():
@@ -97,13 +98,13 @@ def test_sections_become_markdown():
             KeyFigures([KeyFigure("score", 0.5, "of 1")]),
         ],
     )
-    assert section.to_markdown() == "## Found\n\nOne.\n\nTwo.\n\n> Careful\n\n- score: **0.5** (of 1)"
+    assert section_text(section) == "## Found\n\nOne.\n\nTwo.\n\n> Careful\n\n- score: **0.5** (of 1)"
 
 
 @pytest.mark.parametrize(("count", "written"), [(100, True), (101, False)])
 def test_a_figure_of_many_points_says_in_markdown_how_many_and_not_each(count: int, written: bool):
     figure = Figure({}, "A cloud.", numbers=Table(["x"], [[place] for place in range(count)]))
-    found = figure.to_markdown()
-    assert "A cloud." in found
-    assert ("| 99 |" in found) is written
-    assert (f"{count} rows of numbers" in found) is not written
+    text = block_text(figure)
+    assert "A cloud." in text
+    assert ("| 99 |" in text) is written
+    assert (f"{count} rows of numbers" in text) is not written

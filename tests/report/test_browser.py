@@ -22,6 +22,7 @@ from transship.report import (
     Table,
     Text,
     figures,
+    html,
 )
 
 pytestmark = pytest.mark.browser
@@ -109,7 +110,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sample().write(tmp_path_factory.mktemp("page") / "report.html")
+    return html.write(sample(), tmp_path_factory.mktemp("page") / "report.html")
 
 
 def visit(browser: Any, file: Path, width: int, scheme: str) -> Visit:
@@ -223,7 +224,7 @@ def test_numbers_that_would_overlap_on_a_phone_are_left_to_the_colours(browser: 
     grid = [[row * column / 120 for column in range(13)] for row in range(7)]
     titles = {"row_title": "source", "column_title": "target", "value_title": "CKA"}
     heat = figures.heat_map(grid, rows=[*"abcdefg"], columns=[*"abcdefghijklm"], **titles)
-    file = Page("wide", sections=[Section("one", [heat])]).write(tmp_path / "wide.html")
+    file = html.write(Page("wide", sections=[Section("one", [heat])]), tmp_path / "wide.html")
     for width, written in ((1280, 7 * 13), (390, 0)):
         page = visit(browser, file, width, "light").page
         assert page.locator(".plot .scatterlayer text").count() == written

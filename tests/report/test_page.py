@@ -27,9 +27,11 @@ from transship.report import (
     Table,
     Text,
     figures,
+    html,
     library_versions,
+    markdown,
 )
-from transship.report.page import _asset, _inline, _plotly
+from transship.report.html import _asset, _inline, _plotly
 from transship.report.values import clean
 
 
@@ -54,7 +56,7 @@ def page_of(word: str, *, figure: bool = False) -> Page:
 
 def light(page: Page) -> str:
     """Return the page without the two megabytes of the library, which only cost the parser time."""
-    return page.to_html().replace(_plotly().packed, "packed")
+    return html.render(page).replace(_plotly().packed, "packed")
 
 
 class Skeleton(HTMLParser):
@@ -141,18 +143,18 @@ def test_marks_in_text_are_always_closed_in_order(text: str):
 
 
 def test_nothing_is_fetched_from_anywhere():
-    html = page_of("plain", figure=True).to_html()
-    assert [link for link in Skeleton(html).links if not link.startswith("#")] == []
+    document = html.render(page_of("plain", figure=True))
+    assert [link for link in Skeleton(document).links if not link.startswith("#")] == []
     assert "url(" not in _asset("page.css")
     assert "@import" not in _asset("page.css")
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', html)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', document)
     assert policy is not None
     assert "default-src &#39;none&#39;" in policy[1]
     assert "unsafe-eval" not in policy[1]
 
 
 def test_the_library_is_there_once_and_only_with_a_figure():
-    with_figures, without = page_of("x", figure=True).to_html(), page_of("x").to_html()
+    with_figures, without = html.render(page_of("x", figure=True)), html.render(page_of("x"))
     assert with_figures.count('id="plotly"') == 1
     assert 'id="plotly"' not in without
     assert len(without) < 60_000
@@ -160,13 +162,13 @@ def test_the_library_is_there_once_and_only_with_a_figure():
 
 
 def test_the_same_page_gives_the_same_bytes():
-    assert page_of("x", figure=True).to_html() == page_of("x", figure=True).to_html()
+    assert html.render(page_of("x", figure=True)) == html.render(page_of("x", figure=True))
 
 
 def test_headings_are_in_order():
     levels = [
         int(tag[1])
-        for tag, _ in Skeleton(page_of("x", figure=True).to_html()).tags
+        for tag, _ in Skeleton(html.render(page_of("x", figure=True))).tags
         if re.fullmatch(r"h\d", tag)
     ]
     assert levels[0] == 1
@@ -175,14 +177,14 @@ def test_headings_are_in_order():
 
 
 def test_contents_appear_only_on_long_pages():
-    assert 'class="contents"' in page_of("x").to_html()
-    assert 'class="contents"' not in Page("x", "y", [Section("z")]).to_html()
+    assert 'class="contents"' in html.render(page_of("x"))
+    assert 'class="contents"' not in html.render(Page("x", "y", [Section("z")]))
 
 
 def test_the_smallest_page_is_a_page():
-    html = Page("Only a title").to_html()
-    assert Skeleton(html).heading == "Only a title"
-    assert "Provenance" not in html
+    document = html.render(Page("Only a title"))
+    assert Skeleton(document).heading == "Only a title"
+    assert "Provenance" not in document
 
 
 def luminance(colour: str) -> float:
@@ -215,12 +217,12 @@ def test_text_stands_out_from_its_ground(theme: str):
 
 def test_a_page_is_written_whole_and_never_over_another_unasked(tmp_path: Path):
     target = tmp_path / "new" / "report.html"
-    assert page_of("one").write(target) == target
+    assert html.write(page_of("one"), target) == target
     assert stat.S_IMODE(target.stat().st_mode) & 0o600 == 0o600
-    with pytest.raises(OutputError, match=r"report.html: the file exists already; pass --force"):
-        page_of("two").write(target)
+    with pytest.raises(OutputError, match=r"report.html: it exists already; pass --force"):
+        html.write(page_of("two"), target)
     assert "<h1>one</h1>" in target.read_text()
-    page_of("two").write(target, force=True)
+    html.write(page_of("two"), target, force=True)
     assert "<h1>two</h1>" in target.read_text()
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
 
@@ -229,29 +231,29 @@ def test_a_write_that_fails_leaves_the_old_page_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     target = tmp_path / "report.html"
-    page_of("old").write(target)
+    html.write(page_of("old"), target)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OutputError, match="could not be written"):
-        page_of("new").write(target, force=True)
+    with pytest.raises(OutputError, match="cannot be put in place"):
+        html.write(page_of("new"), target, force=True)
     assert "<h1>old</h1>" in target.read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_places_that_cannot_be_written_to_are_named(tmp_path: Path):
-    with pytest.raises(OutputError, match="there is a folder of this name"):
-        page_of("x").write(tmp_path)
+    with pytest.raises(OutputError, match="it is a folder"):
+        html.write(page_of("x"), tmp_path, force=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="nothing can be written there"):
-        page_of("x").write(tmp_path / "file" / "report.html")
+    with pytest.raises(OutputError, match="cannot be written to"):
+        html.write(page_of("x"), tmp_path / "file" / "report.html")
 
 
 def test_a_page_becomes_markdown():
     page = Page("Title", "Found.", [Section("Part", [Text("Body")])], Provenance(parameters={"a": {"b": 1}}))
-    assert page.to_markdown().split("\n\n") == [
+    assert markdown.render(page).split("\n\n") == [
         *("# Title", "Found.", "## Part", "Body", "### Parameters"),
         "| parameter | value |\n| --- | ---: |\n| a.b | 1 |\n",
     ]

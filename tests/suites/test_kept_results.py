@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from transship.report import markdown
 from transship_suites import SuiteResult, load_suite
 from transship_suites.runner.page import suite_page
 from transship_suites.runner.run import run_suite
@@ -94,5 +95,5 @@ def test_a_kept_file_says_nothing_of_a_case_twice_and_gives_the_run_back(
 def test_every_kept_run_says_what_is_declared_today(file: Path, script: ModuleType):
     run = SuiteResult.read(file)
     suite = load_suite(run.suite)
-    told, fix = suite_page(suite, run).to_markdown(), f"python scripts/results.py --again {run.suite}"
-    assert told == suite_page(suite, script.again(run)).to_markdown(), fix
+    told, fix = markdown.render(suite_page(suite, run)), f"python scripts/results.py --again {run.suite}"
+    assert told == markdown.render(suite_page(suite, script.again(run))), fix

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from transship.report import html
 from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.protocol import continual_method
 from transship_suites import load_suite, run_suite
@@ -209,8 +210,8 @@ def check(result: SuiteResult, suite: Suite) -> None:
     assert [one.seeds for line in curve.points for one in line] == [1] * 6 * len(curve.x)
     swept, own = by_name["OTMF by α, first order"].cells[-1], main.cells[main.rows.index(OTMF)]
     assert [one.mean for one in swept[:2]] == [own[1].mean, own[0].mean]  # α = 0.8 is OTMF itself
-    html = suite_page(suite, result).to_html()
-    assert "Figures" in html
+    document = html.render(suite_page(suite, result))
+    assert "Figures" in document
     assert len(result.dumps()) < 600_000
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from transship.errors import OutputError
+from transship.report import markdown
 from transship_suites import SuiteResult, SuiteRun, load_suite, run_suite
 from transship_suites.runner.bench import check_output, write_joint, write_results
 from transship_suites.runner.page import joint_page, suite_page, table_block
@@ -24,7 +25,7 @@ def result(suite) -> SuiteResult:
 
 
 def test_markdown_has_our_numbers_beside_the_papers(suite, result: SuiteResult):
-    text = suite_page(suite, result).to_markdown()
+    text = markdown.render(suite_page(suite, result))
     cells = result.tables[0].cells
     for name, (score, at_20), paper in (("plain", cells[0], "–"), ("better", cells[1], "1.250")):
         line = f"| {name} | {score.mean:.3f} ± {score.sd:.3f} | {paper} | {at_20.mean:.1f} ± {at_20.sd:.1f} |"
@@ -48,7 +49,7 @@ def test_a_column_that_nothing_was_measured_for_is_left_out():
 
 
 def test_the_page_says_verdict_rule_and_numbers(suite, result: SuiteResult):
-    text = suite_page(suite, result).to_markdown()
+    text = markdown.render(suite_page(suite, result))
     assert "1 claim confirmed, 1 refuted, 1 undecided." in text
     for claim in result.claims:
         assert f"**{claim.verdict}**: {claim.text}" in text
@@ -57,7 +58,7 @@ def test_the_page_says_verdict_rule_and_numbers(suite, result: SuiteResult):
 
 
 def test_every_markdown_table_is_rectangular(suite, result: SuiteResult):
-    text = suite_page(suite, result).to_markdown()
+    text = markdown.render(suite_page(suite, result))
     tables = re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE)
     assert len(tables) >= 3
     for table in tables:
@@ -74,13 +75,13 @@ def test_curves_become_figures_with_their_spread(suite, result: SuiteResult):
 
 
 def test_one_page_of_several_suites_has_all_verdicts(suite, result: SuiteResult, tmp_path: Path):
-    text = joint_page([suite, suite], [result, result]).to_markdown()
+    text = markdown.render(joint_page([suite, suite], [result, result]))
     assert "2 suites. 2 claims confirmed, 2 refuted, 2 undecided." in text
     assert text.count("| toy-suite | Better is better. | confirmed |") == 2
-    page, markdown = write_joint([suite], [result], tmp_path)
+    page, text_file = write_joint([suite], [result], tmp_path)
     assert page == tmp_path / "all" / "quick" / "report.html"
     assert "Better is better." in page.read_text()
-    assert "Better is better." in markdown.read_text()
+    assert "Better is better." in text_file.read_text()
 
 
 def test_results_are_written_and_read_back(suite, result: SuiteResult, tmp_path: Path):

@@ -233,10 +233,11 @@ def _seconds_left(run: SuiteRun) -> float:
 
 def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:
     if not as_json:
+        from transship.report import markdown
         from transship_suites.runner.page import table_block
 
         for table in result.tables:
-            click.echo(f"\n{table.title}\n\n{table_block(table).to_markdown()}")
+            click.echo(f"\n{table.title}\n\n{markdown.block_text(table_block(table))}")
         click.echo("")
         for claim in result.claims:
             click.echo(f"{claim.verdict}: {claim.text} ({claim.reason})")

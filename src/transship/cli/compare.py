@@ -112,8 +112,9 @@ def command(
         return
     if report is not None:
         from transship.activations.page import comparison_page
+        from transship.report import html
 
-        comparison_page(found, _provenance(found, part)).write(report, force=force)
+        html.write(comparison_page(found, _provenance(found, part)), report, force=force)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from transship.errors import printable
+
+if TYPE_CHECKING:
+    from transship.report import Page
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -84,7 +88,23 @@ def model_options(command: Command) -> Command:
 
 def print_json(value: Any) -> None:
     """Print `value` to standard output as JSON."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    from transship.report import json  # start-up
+
+    click.echo(json.dumps(value))
+
+
+def show(
+    page: Page, *, as_json: bool = False, report: Path | None = None, force: bool = False, quiet: bool = False
+) -> None:
+    """Tell what a command found: as JSON or lines on standard output, and as a page in the file `report`."""
+    from transship.report import html, json, terminal  # start-up
+
+    if report is not None:
+        html.write(page, report, force=force)
+    if not quiet:
+        click.echo(json.render(page) if as_json else terminal.render(page))
+    if report is not None and not quiet:
+        click.echo(f"the page is at {printable(report)}", err=as_json)
 
 
 def local_model(reference: str) -> str:

@@ -124,9 +124,11 @@ def fit(
         **settings,
     )
     if report is not None:
+        from transship.report import html
         from transship.verbs.translate.fit.page import fit_page
 
-        fit_page(fitted, " ".join(["transship", *sys.argv[1:]])).write(report, force=settings["force"])
+        page = fit_page(fitted, " ".join(["transship", *sys.argv[1:]]))
+        html.write(page, report, force=settings["force"])
     if as_json:
         print_json(run.summary(fitted))
     else:

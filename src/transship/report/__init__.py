@@ -1,15 +1,28 @@
-"""What people look at: one self-contained HTML page from the text, tables and figures it is handed."""
+"""What people look at: a result as blocks, on a terminal, as JSON, as Markdown or as one HTML page."""
 
 from __future__ import annotations
 
-from transship.report import figures
-from transship.report.blocks import Block, Column, Figure, KeyFigure, KeyFigures, Section, Table, Text
-from transship.report.page import Page, Provenance, library_versions, write_text
+from transship.report import figures, html, json, markdown, terminal
+from transship.report.blocks import (
+    Block,
+    Column,
+    Facts,
+    Figure,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Provenance,
+    Section,
+    Table,
+    Text,
+)
+from transship.report.html import library_versions
 from transship.report.values import Spread
 
 __all__ = [
     "Block",
     "Column",
+    "Facts",
     "Figure",
     "KeyFigure",
     "KeyFigures",
@@ -20,6 +33,9 @@ __all__ = [
     "Table",
     "Text",
     "figures",
+    "html",
+    "json",
     "library_versions",
-    "write_text",
+    "markdown",
+    "terminal",
 ]

@@ -1,4 +1,9 @@
-"""What a page is made of: text, tables, figures and key figures, in sections."""
+"""What a result is told by: text, tables, figures, key figures and facts, in the sections of a page.
+
+A verb says what it has to say once, as a `Page`. The renderers beside this module show it on a terminal
+(`terminal`), as JSON (`json`), as Markdown (`markdown`) and as one HTML file (`html`). What has a `key` is
+part of the JSON document under that key.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transship.report.values import clean, column_decimals, number, plain, show
-
-MOST_ROWS = 100  # of a figure's numbers in Markdown, where nothing folds
 
 
 @dataclass(frozen=True)
@@ -19,22 +22,18 @@ class Text:
         body: the text.
         tone: a plain paragraph, or a box: note, good (confirmed), warning, bad (refuted).
         folded: what stands in its place until it is opened; empty shows the text at once.
+        key: its name in JSON.
     """
 
     body: str
     tone: Literal["plain", "note", "good", "warning", "bad"] = "plain"
     folded: str = ""
+    key: str = ""
 
     @property
     def paragraphs(self) -> list[str]:
         """Return the paragraphs without their empty lines."""
         return [part.strip() for part in clean(self.body).split("\n\n") if part.strip()]
-
-    def to_markdown(self) -> str:
-        """Return the paragraphs; a box becomes a quotation."""
-        parts = [*([f"**{self.folded}**"] if self.folded else []), *self.paragraphs]
-        body = "\n\n".join(_markdown_text(part) for part in parts)
-        return body if self.tone == "plain" else "\n".join(f"> {line}" for line in body.split("\n"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class Column:
         help: a sentence shown when the heading is pointed at.
         code: whether its text is set as code (paths, module names, hashes, parameters); its numbers then
             share no decimals.
+        unit: of its numbers, set beside the heading.
+        key: its name in JSON; the heading when empty.
     """
 
     name: str
@@ -55,6 +56,13 @@ class Column:
     best: Literal["max", "min"] | None = None
     help: str = ""
     code: bool = False
+    unit: str = ""
+    key: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Return the name with the unit."""
+        return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,14 @@ class Table:
         rows: values per row: str, int, float, bool, None, `Spread`, or lists of these.
         caption: what the table shows.
         sortable: whether a click on a heading sorts.
+        key: its name in JSON, where it is a list of rows by column.
     """
 
     columns: Sequence[str | Column]
     rows: Sequence[Sequence[Any]]
     caption: str = ""
     sortable: bool = True
+    key: str = ""
 
     def __post_init__(self) -> None:
         """Check that every row has one value per column."""
@@ -103,19 +113,6 @@ class Table:
         by_column = [_cells(head, [row[place] for row in self.rows]) for place, head in enumerate(self.heads)]
         return [list(row) for row in zip(*by_column, strict=True)] if by_column else []
 
-    def to_markdown(self) -> str:
-        """Return a Markdown table with the caption above it; numbers are set right, the best in bold."""
-        heads = [_markdown_cell(head.name) for head in self.heads]
-        rules = ["---:" if numeric else "---" for numeric in self.numeric]
-        lines = [heads, rules]
-        for row in self.cells():
-            texts = [_markdown_cell(cell.text) for cell in row]
-            lines.append(
-                [f"**{text}**" if cell.best else text for text, cell in zip(texts, row, strict=True)]
-            )
-        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        return f"{_markdown_text(clean(self.caption))}\n\n{body}" if self.caption else body
-
 
 @dataclass(frozen=True)
 class KeyFigure:
@@ -126,12 +123,14 @@ class KeyFigure:
         value: the number, or a short word.
         note: a few words under it.
         tone: whether it is good news.
+        key: its name in JSON.
     """
 
     label: str
     value: Any
     note: str = ""
     tone: Literal["plain", "good", "warning", "bad"] = "plain"
+    key: str = ""
 
     @property
     def shown(self) -> str:
@@ -144,15 +143,6 @@ class KeyFigures:
     """Key figures side by side."""
 
     figures: Sequence[KeyFigure]
-
-    def to_markdown(self) -> str:
-        """Return a list of the figures."""
-        lines = [
-            f"- {_markdown_text(clean(figure.label))}: **{_markdown_text(figure.shown)}**"
-            + (f" ({_markdown_text(clean(figure.note))})" if figure.note else "")
-            for figure in self.figures
-        ]
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -176,37 +166,125 @@ class Figure:
     width: int | None = None
     numbers: Table | None = None
 
-    def to_markdown(self) -> str:
-        """Return the caption and the numbers; of long tables (points of a cloud) only how long they are."""
-        caption = f"*{_markdown_text(clean(self.caption or self.alt))}*"
-        if self.numbers is None:
-            return caption
-        rows = len(self.numbers.rows)
-        if rows > MOST_ROWS:
-            return f"{caption}\n\n({rows} rows of numbers: on the HTML page, below the figure.)"
-        return f"{caption}\n\n{self.numbers.to_markdown()}"
+
+@dataclass(frozen=True)
+class Facts:
+    """Named values: lines on a terminal, a table on a page, entries of the JSON document.
+
+    Attributes:
+        entries: name → value; in JSON any value that it can carry.
+        shown: whether people see them; otherwise they are in JSON alone.
+        key: the name of the whole in JSON; empty makes every entry one of the document's own.
+    """
+
+    entries: Mapping[str, Any]
+    shown: bool = True
+    key: str = ""
+
+    @property
+    def table(self) -> Table:
+        """Return the entries as people read them."""
+        rows = [[name.replace("_", " "), value] for name, value in _flat(self.entries)]
+        return Table(["fact", Column("value", code=True)], rows, sortable=False)
 
 
-Block = Text | Table | Figure | KeyFigures
+Block = Text | Table | Figure | KeyFigures | Facts
 
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of a page."""
+    """A titled part of a page.
+
+    Attributes:
+        title: its heading.
+        blocks: what it holds.
+        detail: whether it is left out on a terminal, which only shows what a reader should leave with.
+    """
 
     title: str
     blocks: Sequence[Block] = field(default_factory=tuple)
+    detail: bool = False
 
-    def to_markdown(self) -> str:
-        """Return the heading and the blocks."""
-        parts = [f"## {_markdown_text(clean(self.title))}", *(block.to_markdown() for block in self.blocks)]
-        return "\n\n".join(parts)
+    @property
+    def visible(self) -> list[Block]:
+        """Return the blocks without those that are in JSON alone."""
+        return [block for block in self.blocks if not isinstance(block, Facts) or block.shown]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the page's numbers come from.
+
+    Attributes:
+        command: the command line or call that made them.
+        inputs: name → content hash (or any short description) of each model and data set.
+        parameters: name → value.
+        versions: library → version; `library_versions()` reads those installed.
+        notes: anything else, name → value.
+    """
+
+    command: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def tables(self) -> list[tuple[str, Table]]:
+        """Return the parts that are not empty, each as a titled table."""
+        parts = [
+            ("Inputs", "input", "content", self.inputs),
+            ("Parameters", "parameter", "value", self.parameters),
+            ("Versions", "library", "version", self.versions),
+            ("Notes", "note", "value", self.notes),
+        ]
+        return [
+            (title, Table([name, Column(value, code=True)], _flat(entries), sortable=False))
+            for title, name, value, entries in parts
+            if entries
+        ]
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a result says, for all renderers.
+
+    Attributes:
+        title: what it is about.
+        summary: what was found, in a sentence or two.
+        sections: the parts, in order.
+        provenance: folded at the end.
+    """
+
+    title: str
+    summary: str = ""
+    sections: Sequence[Section] = ()
+    provenance: Provenance | None = None
+
+    @property
+    def visible(self) -> list[Section]:
+        """Return the sections that hold anything for people, or were empty from the start."""
+        return [section for section in self.sections if section.visible or not section.blocks]
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Return the figures in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+
+
+def _flat(entries: Mapping[str, Any], prefix: str = "") -> list[list[Any]]:
+    """Return nested entries as rows of [dotted name, value]."""
+    rows: list[list[Any]] = []
+    for name, value in entries.items():
+        if isinstance(value, Mapping) and value:
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append([f"{prefix}{name}", value if not isinstance(value, Mapping) else "–"])
+    return rows
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:
-    found = [plain(value) for value in values]
-    found = [value for value in found if value is not None]
-    return bool(found) and all(number(value) is not None for value in found)
+    present = [value for value in map(plain, values) if value is not None]
+    return bool(present) and all(number(value) is not None for value in present)
 
 
 def _cells(head: Column, values: Sequence[Any]) -> list[Cell]:
@@ -221,11 +299,3 @@ def _cells(head: Column, values: Sequence[Any]) -> list[Cell]:
         Cell(show(value, decimals, grouped=grouped), key, best is not None and key == best)
         for value, key in zip(values, numbers, strict=True)
     ]
-
-
-def _markdown_cell(text: str) -> str:
-    return _markdown_text(clean(text)).replace("|", "\\|").replace("\n", " ")
-
-
-def _markdown_text(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("<", "&lt;")

@@ -85,4 +85,4 @@ def _pictures(digits: Digits, count: int = 6) -> Any:
 
 def write(page: report.Page, folder: Path) -> Path:
     """Write the page into the demo's folder, in place of an earlier one."""
-    return page.write(folder / "report.html", force=True)
+    return report.html.write(page, folder / "report.html", force=True)

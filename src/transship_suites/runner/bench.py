@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transship.atomic import write_text
 from transship.errors import MissingError, OptionError, OutputError, TransshipError
-from transship.report import write_text
+from transship.report import html, markdown
 from transship_suites.runner.declaration import Suite
 from transship_suites.runner.find import load_suite, suite_names
 from transship_suites.runner.needs import ensure, locate
@@ -130,8 +131,8 @@ def write_results(suite: Suite, result: SuiteResult, folder: Path) -> list[Path]
 
     page = suite_page(suite, result)
     return [
-        write_text(folder / PAGE, page.to_html(), force=True),
-        write_text(folder / MARKDOWN, page.to_markdown(), force=True),
+        write_text(folder / PAGE, html.render(page), force=True),
+        write_text(folder / MARKDOWN, markdown.render(page), force=True),
         write_text(folder / RESULTS, result.dumps(), force=True),
     ]
 
@@ -142,8 +143,8 @@ def write_joint(suites: Sequence[Suite], results: Sequence[SuiteResult], out: Pa
 
     page, folder = joint_page(suites, results), out / "all" / results[0].scale
     return [
-        write_text(folder / PAGE, page.to_html(), force=True),
-        write_text(folder / MARKDOWN, page.to_markdown(), force=True),
+        write_text(folder / PAGE, html.render(page), force=True),
+        write_text(folder / MARKDOWN, markdown.render(page), force=True),
     ]
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transship.atomic import write_text
 from transship.errors import OptionError
 from transship.registry import unknown
-from transship.report import library_versions, write_text
+from transship.report import library_versions
 from transship_suites.runner.cache import Cache, cache_home, content_key
 from transship_suites.runner.context import Context
 from transship_suites.runner.declaration import Case, Measured, Suite

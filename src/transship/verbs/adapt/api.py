@@ -268,6 +268,7 @@ def _refitted(fitted: Fitted, seen: Any, **changes: Any) -> Recraft:
 
 def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: bool = False) -> Path:
     """Write the page of a fit, with the bound on its validation rows where it has a source and classes."""
+    from transship.report import html
     from transship.verbs.adapt.bound.terms import measure_bound
     from transship.verbs.adapt.result import fit_page
 
@@ -279,18 +280,17 @@ def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: 
             held if isinstance(held, tuple) else (fitted.train.inputs[index], _picked(fitted.train, index))
         )
         model.adapted_.bound = measure_bound(model, rows, wanted, seed=model.seed)
-    return fit_page(model.adapted_, command).write(Path(path), force=force)
+    return html.write(fit_page(model.adapted_, command), path, force=force)
 
 
 def bound_report(found: Any, model: str, path: str | Path, *, force: bool = False) -> Path:
     """Write the page of `transship adapt bound`."""
-    from transship.report import Page, Section
+    from transship.report import Page, Section, html
     from transship.verbs.adapt.result import bound_blocks
 
     summary = f"{model}: target error {found.err_target:.3f} nats, bound {found.total:.3f}."
-    return Page("The bound of an adapted model", summary, [Section("Bound", bound_blocks(found))]).write(
-        Path(path), force=force
-    )
+    page = Page("The bound of an adapted model", summary, [Section("Bound", bound_blocks(found))])
+    return html.write(page, path, force=force)
 
 
 def _picked(rows: Rows, index: Array) -> Array:

@@ -146,10 +146,11 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a page to look at."""
+        from transship.report import html
         from transship.verbs.adapt.result import fit_page
 
         check_is_fitted(self)
-        return fit_page(self.adapted_).write(Path(path), force=force)
+        return html.write(fit_page(self.adapted_), path, force=force)
 
     def _known(self) -> Source:
         check_is_fitted(self)

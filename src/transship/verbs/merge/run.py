@@ -157,7 +157,7 @@ class Merge:
             sections=sections,
             provenance=report.Provenance(parameters={"recipe": self.plan.recipe.text}),
         )
-        return page.write(Path(path), force=force)
+        return report.html.write(page, path, force=force)
 
 
 def merge(recipe: RecipeLike, *, seed: int | None = None, allow_pickle: bool = False) -> Merge:

@@ -174,10 +174,11 @@ class Result:
 
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a page to look at."""
+        from transship.report import html
         from transship.verbs.transport.page import page
 
         require_apart(path, self._folders())
-        return page(self).write(path, force=force)
+        return html.write(page(self), path, force=force)
 
     def _save_checkpoint(self, folder: Path, force: bool) -> Path:
         target = self.target.checkpoint

@@ -262,9 +262,10 @@ class Fusion:
 
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a page to look at."""
+        from transship.report import html
         from transship.verbs.merge.fusion.page import page
 
-        return page(self).write(path, force=force)
+        return html.write(page(self), path, force=force)
 
     def restore_tasks(self, tasks: list[Task]) -> None:
         """Take over the tasks of a saved fusion."""
