@@ -59,9 +59,11 @@ def main() -> None:
         collected[name] = rows
         missed += sum(row["holds"] == "NO" for row in rows)
     if arguments.json:
-        kept = json.loads(arguments.json.read_text()) if arguments.json.is_file() else {}
+        kept = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.is_file() else {}
         whole = dict(sorted((kept | collected).items()))  # what did not run now stays as it was
-        arguments.json.write_text(json.dumps(whole, indent=2, default=str, ensure_ascii=False) + "\n")
+        arguments.json.write_text(
+            json.dumps(whole, indent=2, default=str, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     sys.exit(f"{missed} needed ratios were missed" if missed else 0)
 
 

@@ -107,5 +107,5 @@ def _prompt(folder: Any, role: str) -> str:
     import json
 
     file = folder / "config_sentence_transformers.json"
-    prompts = json.loads(file.read_text()).get("prompts", {}) if file.is_file() else {}
+    prompts = json.loads(file.read_text(encoding="utf-8")).get("prompts", {}) if file.is_file() else {}
     return str(prompts.get(role, ""))

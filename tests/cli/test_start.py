@@ -49,6 +49,15 @@ def test_every_public_name_exists():
         _ = transship.nothing
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_signs_that_a_terminal_lacks_are_replaced(encoding: str):
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "transship", "methods", "transport"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert b"?" in done.stdout
+    assert "theseus" in done.stdout.decode(encoding)
+
+
 @pytest.mark.slow
 def test_a_wheel_builds_and_answers_in_an_empty_environment(tmp_path: Path):
     root = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -78,6 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     words = sys.argv[1:] if arguments is None else arguments
     _wait_briefly()
+    _print_anywhere()
     shared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if parallel.launched():
         named = tuple(words[:2])
@@ -119,6 +121,13 @@ def _wait_briefly() -> None:
     """Let waiting threads give their core away soon, unless the user has said how they wait."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is first imported
+
+
+def _print_anywhere() -> None:
+    """Let a terminal whose encoding lacks a sign, such as the arrow in Latin-1, show another in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _no_room(error: OSError) -> OutputError:

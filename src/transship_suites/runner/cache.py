@@ -191,6 +191,6 @@ def _locked(path: Path) -> Iterator[None]:
     except ImportError:  # Windows: two makers may do the same work twice; the later rename stands
         yield
         return
-    with path.open("a") as stream:
+    with path.open("a", encoding="utf-8") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

@@ -111,7 +111,7 @@ class FolderRows(MemoryRows):
         self.vectors, self.ids = self.folder / "vectors.f32", self.folder / "ids.jsonl"
         about = self.folder / "about.json"
         if about.is_file():
-            known = json.loads(about.read_text())
+            known = json.loads(about.read_text(encoding="utf-8"))
             if model and known["model"] and known["model"] != model:
                 raise DataError(
                     f"holds vectors of '{known['model']}', not of '{model}'",
@@ -125,7 +125,7 @@ class FolderRows(MemoryRows):
         if not self.width:
             self.width = int(vectors.shape[1])
             draft = self.folder / "about.draft"
-            draft.write_text(json.dumps({"width": self.width, "model": self.model}))
+            draft.write_text(json.dumps({"width": self.width, "model": self.model}), encoding="utf-8")
             os.replace(draft, self.folder / "about.json")
         if vectors.shape[1] != self.width:
             raise DataError(

@@ -84,7 +84,7 @@ class FaissSource:
             int(self.index.metric_type),
         )
         self.stamp = Stamp.from_json(
-            about_path(self.path).read_text() if about_path(self.path).is_file() else None
+            about_path(self.path).read_text(encoding="utf-8") if about_path(self.path).is_file() else None
         )
         self.kept = self._probe()
         self.ids = self.kept.ids
@@ -150,7 +150,7 @@ class FaissSink:
             index.add_with_ids(np.ascontiguousarray(self.rows.array[part]), self._ids(part))
         draft = self.target.with_name(f".{self.target.name}.draft")
         faiss.write_index(index, str(draft))
-        about_path(self.target).write_text(self.stamp.to_json())
+        about_path(self.target).write_text(self.stamp.to_json(), encoding="utf-8")
         os.replace(draft, self.target)
         self.rows.remove()
 

@@ -96,7 +96,7 @@ class RowFile:
 
     def _keep(self) -> None:
         draft = self.state.with_suffix(".draft")
-        draft.write_text(json.dumps({"note": self.note, "done": self.done}))
+        draft.write_text(json.dumps({"note": self.note, "done": self.done}), encoding="utf-8")
         os.replace(draft, self.state)
 
 
@@ -127,7 +127,7 @@ class NumpySink:
             with draft.open("wb") as file:
                 np.save(file, ids, allow_pickle=False)
             os.replace(draft, ids_path(self.target))
-        about_path(self.target).write_text(self.stamp.to_json())
+        about_path(self.target).write_text(self.stamp.to_json(), encoding="utf-8")
         os.replace(self.rows.path, self.target)
         self.rows.remove()
 
@@ -181,12 +181,12 @@ def _read_ids(path: Path, rows: int) -> Array | None:
 
 
 def _text(path: Path) -> str | None:
-    return path.read_text() if path.is_file() else None
+    return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
 def _json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else None
     except (OSError, ValueError):
         return None
