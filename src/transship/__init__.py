@@ -39,7 +39,7 @@ _HOMES: dict[str, str] = {
     "write_adapter": "transship.checkpoints",
     "write_checkpoint": "transship.checkpoints",
 }
-_ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "parallel", "report", "suites")
+_ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "parallel", "report")
 
 __all__ = ["__version__", *sorted(_HOMES), *_ROOMS]
 

@@ -49,13 +49,12 @@ def test_every_public_name_exists():
         _ = transship.nothing
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_signs_that_a_terminal_lacks_are_replaced(encoding: str):
-    environment = os.environ | {"PYTHONIOENCODING": encoding}
+def test_signs_that_a_terminal_lacks_are_replaced():
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1"}
     command = [sys.executable, "-m", "transship", "methods", "transport"]
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert b"?" in done.stdout
-    assert "theseus" in done.stdout.decode(encoding)
+    assert "theseus" in done.stdout.decode("latin-1")
 
 
 @pytest.mark.slow
