@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -22,9 +21,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from transship.errors import OptionError
+from transship.fields import attribute_helps, default_of, parse_fields, type_name, unknown
+
+__all__ = [
+    "VERBS",
+    "Method",
+    "MethodCard",
+    "Parameter",
+    "build_method",
+    "describe",
+    "describe_all",
+    "has_method",
+    "method_class",
+    "method_names",
+    "methods_package",
+    "parse_fields",
+    "unknown",
+]
 
 GROUP, METHOD = "transship.methods", "transship.registry.Method"
 VERBS = ("transport", "merge", "translate", "adapt")
@@ -199,19 +215,6 @@ def build_method(verb: str, name: str, options: Mapping[str, Any] | None = None)
     return kind(**parse_fields(kind, options or {}, where=f"{verb} --method {name}"))
 
 
-def parse_fields(kind: type, options: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Return `options` as values for the fields of the dataclass `kind`; a name it has not is an error."""
-    hints = typing.get_type_hints(kind)
-    fields = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(kind) if field.init}
-    values = {}
-    for key, value in options.items():
-        plain = key.replace("_", "-")
-        if plain not in fields:
-            raise unknown(key, tuple(fields), kind="parameter", where=where)
-        values[fields[plain]] = _parse(value, hints[fields[plain]], where=f"{where}: {key}")
-    return values
-
-
 def describe(verb: str, name: str) -> MethodCard:
     """Return the card of one method: summary, paper and parameters, read from its class."""
     kind = method_class(verb, name)
@@ -222,7 +225,7 @@ def describe(verb: str, name: str) -> MethodCard:
         Parameter(
             field.name.replace("_", "-"),
             type_name(hints[field.name]),
-            _default(field),
+            default_of(field),
             helps.get(field.name, ""),
         )
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
@@ -239,81 +242,3 @@ def describe_all(verbs: Iterable[str] = VERBS) -> list[MethodCard]:
 
 def _commands(verb: str) -> list[str]:
     return [command for command in COMMANDS if command.split()[0] == verb]
-
-
-def unknown(given: str, known: Iterable[str], *, kind: str, where: str) -> OptionError:
-    """Return the error for a name that does not exist, with the nearest one that does."""
-    known = sorted(known)
-    near = difflib.get_close_matches(given, known, n=1)
-    fix = f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(known) or 'none exists'}"
-    return OptionError(f"there is no {kind} '{given}'", where=where, fix=fix)
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None
-
-
-def attribute_helps(kind: type) -> dict[str, str]:
-    """Return field → its help: the `Attributes:` of the docstrings of a class and of what it derives from."""
-    helps: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        helps |= _attribute_entries(inspect.cleandoc(base.__doc__ or ""))
-    return helps
-
-
-def _attribute_entries(doc: str) -> dict[str, str]:
-    """Read the `Attributes:` part of a Google-style docstring."""
-    part = re.search(r"^Attributes:\n((?:[ \t]+.*\n?|\n)+)", doc, re.MULTILINE)
-    if part is None:
-        return {}
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", part[1], re.MULTILINE)
-    return {name: re.sub(r"\s*\n\s*", " ", text) for name, text in entries}
-
-
-def type_name(hint: Any) -> str:
-    """Return an annotation as people write it: `int | none`, `zero | svd`."""
-    if typing.get_origin(hint) is Literal:
-        return " | ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " | ".join(type_name(part) for part in typing.get_args(hint))
-    return "none" if hint is type(None) else getattr(hint, "__name__", str(hint))
-
-
-def _parse(value: Any, hint: Any, *, where: str) -> Any:
-    """Turn a command line's string into the field's type; other values are checked, not converted."""
-    parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for part in parts:
-        parsed = _parse_one(value, part)
-        if parsed is not _NO_FIT:
-            return parsed
-    raise OptionError(f"'{value}' does not fit", where=where, fix=f"give {type_name(hint)}")
-
-
-_NO_FIT = object()
-_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-def _parse_one(value: Any, hint: Any) -> Any:
-    if typing.get_origin(hint) is Literal:
-        return next(
-            (choice for choice in typing.get_args(hint) if value == choice or value == str(choice)), _NO_FIT
-        )
-    if hint is type(None):
-        return None if value is None or value == "none" else _NO_FIT
-    if hint is bool:
-        return value if isinstance(value, bool) else _WORDS.get(str(value).lower(), _NO_FIT)
-    if hint in (int, float):
-        try:
-            return _NO_FIT if isinstance(value, bool) else _number(value, hint)
-        except (TypeError, ValueError):
-            return _NO_FIT
-    return value if hint is Any or isinstance(value, typing.get_origin(hint) or hint) else _NO_FIT
-
-
-def _number(value: Any, hint: type) -> Any:
-    number = hint(value)
-    if not isinstance(value, str) and number != value:
-        raise ValueError(value)
-    return number

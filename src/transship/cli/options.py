@@ -2,88 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from transship.cli.settings import settings_options
 from transship.errors import printable
+from transship.fields import setting
 
 if TYPE_CHECKING:
     from transship.report import Page
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What comes out of a command.
+
+    Attributes:
+        force: replace what is already there.
+        report: write a page to look at.
+        as_json: print the result as JSON.
+    """
+
+    force: bool = False
+    report: Path | None = setting(None, metavar="FILE", file=True)
+    as_json: bool = setting(False, flags=("--json",))
 
 
-def output_options(command: Command) -> Command:
-    """Add `--json`, `--report` and `--force`: what comes out."""
-    command = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")(command)
-    command = click.option(
-        "--report", type=click.Path(dir_okay=False, path_type=Path), help="Write a page to look at."
-    )(command)
-    return click.option("--force", is_flag=True, help="Replace what is already there.")(command)
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """What fixes a run.
+
+    Attributes:
+        seed: fixes every random choice.
+    """
+
+    seed: int = 0
 
 
-def seed_option(command: Command) -> Command:
-    """Add `--seed`."""
-    return click.option("--seed", default=0, show_default=True, help="Fixes every random choice.")(command)
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Where models run.
+
+    Attributes:
+        device: where models run.
+        device_map: spread each model over devices instead: auto, or JSON of module and device.
+    """
+
+    device: str = "cpu"
+    device_map: str | None = setting(None, metavar="MAP")
 
 
-def memory_option(command: Command) -> Command:
-    """Add `--memory`, for commands that choose their chunks by it."""
-    help_ = "The most memory of a process that is no file, as 2GB; what does not fit is refused at once."
-    return click.option("--memory", default=None, metavar="SIZE", help=help_)(command)
+@dataclass(frozen=True, kw_only=True)
+class Compute(Devices, Seed):
+    """How models are run.
+
+    Attributes:
+        dtype: what models run in; float32 by default.
+    """
+
+    dtype: str | None = None
 
 
-def engine_options(command: Command) -> Command:
-    """Add `--engine`, `--address` and `--jobs`: who does the work on a table."""
-    command = click.option(
-        "--jobs",
-        type=click.IntRange(1),
-        default=None,
-        help="Processes that share the work (1 by default), or Ray tasks at a time (all CPUs by default); "
-        "the result is the same.",
-    )(command)
-    command = click.option(
-        "--address", default=None, metavar="HOST:PORT", help="A running Ray cluster; otherwise a local one."
-    )(command)
-    return click.option(
-        "--engine",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
-        help="This machine, or Ray; Parquet only.",
-    )(command)
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """What may be run.
+
+    Attributes:
+        trust_remote_code: run code that a model's repository carries.
+    """
+
+    trust_remote_code: bool = False
 
 
-def compute_options(command: Command) -> Command:
-    """Add `--seed`, `--device`, `--device-map` and `--dtype`: how models are run."""
-    command = device_options(seed_option(command))
-    return click.option("--dtype", default=None, help="What models run in; float32 by default.")(command)
+@dataclass(frozen=True, kw_only=True)
+class Opening(Trust):
+    """What may be run or unpickled.
+
+    Attributes:
+        allow_pickle: read .bin and .pt files too (weights only).
+    """
+
+    allow_pickle: bool = False
 
 
-def device_options(command: Command) -> Command:
-    """Add `--device` and `--device-map`: where models run."""
-    command = click.option(
-        "--device-map",
-        default=None,
-        metavar="MAP",
-        help="Spread each model over devices instead: auto, or JSON of module and device.",
-    )(command)
-    return click.option("--device", default="cpu", show_default=True, help="Where models run.")(command)
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """How much memory there is, for commands that choose their chunks by it.
+
+    Attributes:
+        memory: memory limit per process, for example 2GB. Memory-mapped files do not count. Work that cannot
+            fit is refused before it starts.
+    """
+
+    memory: str | None = setting(None, metavar="SIZE")
 
 
-def trust_option(command: Command) -> Command:
-    """Add `--trust-remote-code`."""
-    help_ = "Run code that a model's repository carries."
-    return click.option("--trust-remote-code", is_flag=True, help=help_)(command)
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Who does the work on a table.
+
+    Attributes:
+        engine: this machine, or Ray; Parquet only.
+        address: a running Ray cluster; otherwise a local one.
+        jobs: processes that share the work (1 by default), or Ray tasks at a time (all CPUs by default); the
+            result is the same.
+    """
+
+    engine: Literal["local", "ray"] = "local"
+    address: str | None = setting(None, metavar="HOST:PORT")
+    jobs: int | None = setting(None, least=1)
 
 
-def model_options(command: Command) -> Command:
-    """Add `--trust-remote-code` and `--allow-pickle`: what may be run or unpickled."""
-    help_ = "Read .bin and .pt files too (weights only)."
-    return click.option("--allow-pickle", is_flag=True, help=help_)(trust_option(command))
+output_options = settings_options(Output)
+seed_option = settings_options(Seed)
+device_options = settings_options(Devices)
+compute_options = settings_options(Compute)
+trust_option = settings_options(Trust)
+model_options = settings_options(Opening)
+memory_option = settings_options(Memory)
+engine_options = settings_options(Workers)
 
 
 def print_json(value: Any) -> None:
