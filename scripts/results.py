@@ -12,7 +12,7 @@ a corrected claim or a figure of a paper reaches it without a new run; cases, se
 environment stay as they were.
 
 A run that was stopped (`transship bench NAME --so-far`) may be kept as well: its page says how much of it is
-there, and `transship bench NAME --known benchmarks/results/NAME-full.json` goes on from it.
+there. A run on other kernels is kept beside the first one; a claim that it decides otherwise is undecided.
 
 The pages are `index.md`, with every claim's verdict, and a page per run with its tables. Nothing on them is
 typed by hand; a test fails while `docs/results` differs from what this script writes.
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from transship_suites.runner.page import count_verdicts, seeds_text, suite_page
 from transship_suites.runner.quantities import Measurement
 from transship_suites.runner.results import CaseResult, SuiteResult, summarise
 from transship_suites.runner.run import all_cases
+from transship_suites.runner.verdict import across_kernels
 
 KEPT = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 LARGE, DIGITS = 1_000_000, 5
@@ -44,11 +46,33 @@ one whose file would be larger than a megabyte is kept with measurements of {DIG
 """
 
 
+def kept() -> list[tuple[Path, SuiteResult]]:
+    """Return the kept files with their results, by suite and scale; the first run of each comes first."""
+    files = [(file, SuiteResult.read(file)) for file in sorted(KEPT.glob("*.json"))]
+    return sorted(files, key=lambda pair: (pair[1].suite, pair[1].scale, len(pair[0].name)))
+
+
 def runs() -> list[SuiteResult]:
-    """Return the kept results, by suite and scale."""
-    return sorted(
-        (SuiteResult.read(file) for file in KEPT.glob("*.json")), key=lambda run: (run.suite, run.scale)
+    """Return one result per suite and scale: the first run, with claims that runs on other kernels share."""
+    groups: dict[tuple[str, str], list[SuiteResult]] = {}
+    for _, run in kept():
+        groups.setdefault((run.suite, run.scale), []).append(run)
+    return [joined(group) for group in groups.values()]
+
+
+def joined(group: list[SuiteResult]) -> SuiteResult:
+    """Return the first of several runs of a table; claims that another decides otherwise are undecided."""
+    by_claim = zip(*(run.claims for run in group), strict=True)
+    claims = (
+        across_kernels({kernels_of(run): claim for run, claim in zip(group, judgements, strict=True)})
+        for judgements in by_claim
     )
+    return dataclasses.replace(group[0], claims=tuple(claims))
+
+
+def kernels_of(run: SuiteResult) -> str:
+    """Return the processor and kernels that a run was measured on; early ones did not note them."""
+    return run.environment.get("kernels", "a processor that was not noted")
 
 
 def again(run: SuiteResult) -> SuiteResult:
@@ -63,7 +87,6 @@ def again(run: SuiteResult) -> SuiteResult:
         if run.unfinished
         else [],
         fingerprint=run.fingerprint,
-        code=run.code,
         environment=run.environment,
     )
     return dataclasses.replace(made, options=run.options, planned=run.planned)
@@ -88,8 +111,12 @@ def dumps(run: SuiteResult) -> str:
 
 
 def write(run: SuiteResult) -> Path:
-    """Write a run to where runs are kept."""
-    return write_text(KEPT / f"{run.suite}-{run.scale}.json", dumps(run), force=True)
+    """Write a run to where runs are kept: in place of the earlier one on the same kernels, or beside it."""
+    own = [file for file, other in kept() if (other.suite, other.scale) == (run.suite, run.scale)]
+    same = [file for file in own if kernels_of(SuiteResult.read(file)) == kernels_of(run)]
+    suffix = f"-{hashlib.sha256(kernels_of(run).encode()).hexdigest()[:8]}" if own else ""
+    file = same[0] if same else KEPT / f"{run.suite}-{run.scale}{suffix}.json"
+    return write_text(file, dumps(run), force=True)
 
 
 def keep(file: Path) -> Path:
@@ -138,7 +165,7 @@ def main() -> None:
     if unknown := set(given.again) - {run.suite for run in runs()}:
         parser.error(f"no run is kept of {', '.join(sorted(unknown))}")
     written = [keep(file) for file in given.keep]
-    written += [write(again(run)) for run in runs() if run.suite in given.again]
+    written += [write(again(run)) for _, run in kept() if run.suite in given.again]
     for file in written:
         print(file)
     if given.out is not None:

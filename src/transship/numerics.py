@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from transship.errors import OptionError
 
@@ -30,6 +33,24 @@ def chunks(total: int, size: int) -> Iterator[slice]:
         raise ValueError(f"a chunk holds at least one element, not {size}")
     for start in range(0, total, size):
         yield slice(start, min(start + size, total))
+
+
+def kernels() -> str:
+    """Return the processor and the kernels that compute on it: they decide the last digits."""
+    import torch  # numpy's commands start without it
+
+    mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    blas = "MKL" if mkl else "OpenBLAS"
+    return f"{_processor()}, torch {torch.backends.cpu.get_cpu_capability()}, {blas}"
+
+
+def _processor() -> str:
+    """Return the model of the processor as its system names it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def parse_bytes(text: str) -> int:

@@ -6,12 +6,12 @@ of the UCR archive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from transship_suites._packages import packaged_model
 from transship_suites.cross_modal import worth
-from transship_suites.cross_modal.measure import DEFAULT, EQUAL_TIME, HYBRID
+from transship_suites.cross_modal.measure import DEFAULT, HYBRID
 from transship_suites.cross_modal.rows import (
     CORE,
     PAPER,
@@ -54,18 +54,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
                 {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in parts
             ]
     return found
-
-
-def depends(options: Options, factors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a case reads of the options, which is its variant without other tasks and parts."""
-    own, part = options["variants"][factors["variant"]], factors["part"]
-    read = {name: own.get(name) for name in ("rows", "test", "settings", "methods", "fno")}
-    read["change"] = own.get("changes", {}).get(part)
-    if part == EQUAL_TIME:
-        read["longer"] = own["longer"]
-    if own.get("in_turn"):
-        read["turns"] = [options["seeds"], own["tasks"]]
-    return read
 
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
@@ -291,7 +279,6 @@ suite = Suite(
     scales=SCALES,
     cases=cases,
     run=run,
-    depends=depends,
     tables=(
         Table(
             title="Accuracy with few labelled rows",

@@ -177,33 +177,6 @@ def test_suites_that_miss_something_can_be_left_out(folder: Path):
     assert not Path("transship-bench/counting").exists()
 
 
-def test_known_results_are_taken_over_or_refused_by_name(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    assert bench(folder, "counting", "--quick").exit_code == 0
-    monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "another cache"))
-    known = "transship-bench/counting/quick/results.json"
-    again = bench(folder, "counting", "--quick", "--known", known, "--out", "second")
-    assert f"2 cases taken over from {known}" in again.stderr
-    assert "2 of them finished before" in again.stderr
-    assert "cases taken over" in Path("second/counting/quick/results.md").read_text()
-    other = bench(folder, "counting-more", "--quick", "--known", known)
-    assert "it is a result of counting" in str(other.exception)
-    result = json.loads(Path(known).read_text())
-    Path("older.json").write_text(json.dumps({**result, "code": "of last year"}))
-    monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "a third cache"))
-    older = bench(folder, "counting", "--quick", "--known", "older.json", "--out", "third")
-    assert "its code or data is not that of this run" in str(older.exception)
-    trusted = bench(folder, "counting", "--quick", "--known", "older.json", "--trust", "--out", "third")
-    assert "2 cases taken over from older.json" in trusted.stderr
-    page = Path("third/counting/quick/results.md").read_text()
-    assert "of them from other code or data | 2" in page
-    alone = bench(folder, "counting", "--quick", "--trust")
-    assert "--trust: there is nothing to trust" in str(alone.exception)
-    both = bench(folder, "counting", "--quick", "--known", known, "--fresh")
-    assert "--known and --fresh contradict each other" in str(both.exception)
-
-
 def test_nothing_to_run_is_said(folder: Path):
     result = bench(folder, "counting", "--skip-missing")
     assert "no suite can run here" in str(result.exception)

@@ -83,24 +83,6 @@ def test_the_full_scale_has_every_row_with_five_seeds_on_few_and_on_all_rows():
     assert all(parts == {*CORE, *OTHERS} for parts in found.values())
 
 
-def test_a_case_reads_its_own_variant_alone():
-    suite = load_suite("recraft-series")
-    options = suite.scales["full"].options
-    low = {"variant": "low", "task": "waves", "backbone": "minilm-l6", "part": "nft"}
-    fewer = {**options["variants"]["low"], "tasks": ["waves"], "longer": 3.0}
-    others = {**options, "variants": {"low": fewer}}
-    assert suite.depends(others, low) == suite.depends(options, low)
-    equal_time = {**low, "part": EQUAL_TIME}
-    assert suite.depends(others, equal_time) != suite.depends(options, equal_time)
-    changed = {**options, "variants": {"low": {**fewer, "settings": {"epochs": 1}}}}
-    assert suite.depends(changed, low) != suite.depends(options, low)
-    turn = {"variant": worth.VARIANT, "task": "waves", "backbone": "minilm-l6", "part": "24 tokens"}
-    assert suite.depends({**options, "seeds": 4}, turn) != suite.depends(options, turn)
-    plain = {**turn, "part": "recraft"}
-    assert suite.depends(options, plain)["change"] is None
-    assert suite.depends(options, turn)["change"] == worth.CHANGES["24 tokens"]
-
-
 def test_nft_at_equal_time_has_more_of_whatever_the_budget_counts():
     task = series_task("waves", rows=30, test=5, seed=0)
     by_epochs = parameters(task, EQUAL_TIME, {"epochs": 8}, longer=1.65)

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from transship.errors import OptionError
+from transship.numerics import kernels
 from transship_suites import SuiteRun, load_suite, run_suite
 from transship_suites.runner import Claim, Measurement, cell
-from transship_suites.runner.cache import load_arrays
 from transship_suites.runner.page import seeds_text
 from transship_suites.runner.results import SuiteResult
 
@@ -141,6 +142,12 @@ def test_several_processes_say_the_same_as_one(toy, tmp_path: Path):
     assert untimed(together.to_json()) == untimed(alone.to_json())
 
 
+def test_a_result_says_which_processor_and_kernels_computed_it(toy):
+    result = run_suite(load_suite("toy-suite", toy()), "quick")
+    assert result.environment["kernels"] == kernels()
+    assert ", torch " in kernels()
+
+
 RUN = """
 import sys
 from pathlib import Path
@@ -184,7 +191,7 @@ def test_an_unfinished_run_has_no_result(toy):
     next(run.steps())
     with pytest.raises(OptionError, match="'method plain, seed 1' is not finished"):
         run.result()
-    assert len(run.finished()) == 1
+    assert len(run.earlier()[0]) == 1
 
 
 def test_what_is_finished_can_be_shown_so_far_and_decides_nothing(toy):
@@ -213,30 +220,12 @@ def test_a_claim_is_decided_once_all_cases_that_it_may_read_are_finished(toy):
     for _ in range(3):  # all seeds of the first method, none of the second
         next(steps)
     plain = Claim(text="Plain is small.", quantity=cell("score", method="plain"), at_most=0.5)
-    told = dataclasses.replace(suite, claims=(plain, *suite.claims))
-    early = SuiteRun(told, "quick").result(so_far=True)
+    more = dataclasses.replace(suite, claims=(plain, *suite.claims))
+    early = SuiteRun(more, "quick").result(so_far=True)
     assert early.unfinished == "3 of 6 cases are finished"
     assert [claim.verdict for claim in early.claims] == ["confirmed", "undecided", "undecided", "undecided"]
     assert early.claims[1].reason.startswith(early.unfinished)
     assert early.claims[0].reason.startswith("mean ")
-
-
-def test_a_run_takes_over_what_a_stopped_one_elsewhere_has_finished(toy, log, tmp_path: Path):
-    suite = load_suite("toy-suite", toy())
-    there = SuiteRun(suite, "quick", home=tmp_path / "elsewhere")
-    steps = there.steps()
-    next(steps), next(steps)
-    early, noted = there.result(so_far=True), len(log())
-    here = SuiteRun(suite, "quick")
-    assert here.take_over(early) == 2
-    assert here.take_over(early) == 0
-    assert sum(step.reused for step in here.steps()) == 2
-    assert sum(line.startswith("case") for line in log()[noted:]) == 4
-    result = here.result()
-    assert result.taken_over == 2
-    assert [case.measurements for case in result.cases[:2]] == [case.measurements for case in early.cases]
-    assert result.cases[0].attachments["taken over"] == early.environment
-    assert SuiteResult.from_json(json.loads(result.dumps())) == result
 
 
 def test_a_skipped_case_is_tried_again_and_the_others_are_not(toy, log, tmp_path: Path):
@@ -250,47 +239,11 @@ def test_a_skipped_case_is_tried_again_and_the_others_are_not(toy, log, tmp_path
     first = run_suite(suite, "quick")
     assert len(log()) == 2 * (2 + 1)
     assert untimed(run_suite(suite, "quick").to_json()) == untimed(first.to_json())
-    assert len(SuiteRun(suite, "quick").finished()) == 4
-    assert SuiteRun(suite, "quick", home=tmp_path / "elsewhere").take_over(first) == 4
+    assert len(SuiteRun(suite, "quick").earlier()[0]) == 4
     Path(missing).touch()
     second = run_suite(suite, "quick")
     assert len(second.measurements) == len(first.measurements) + 4
     assert len(log()) == 3 * (2 + 1)
-
-
-def test_results_of_other_code_are_taken_over_only_by_whoever_trusts_them(toy, log, tmp_path: Path):
-    folder = toy()
-    result = run_suite(load_suite("toy-suite", folder), "quick")
-    file = folder / "toy_suite.py"
-    file.write_text(file.read_text() + "\nMORE = 1\n")
-    changed = SuiteRun(load_suite("toy-suite", folder), "quick", home=tmp_path / "changed")
-    with pytest.raises(OptionError, match=r"its code or data is not that of this run; .* --trust"):
-        changed.take_over(result)
-    assert not changed.finished()
-    noted = len(log())
-    assert changed.take_over(result, trust=True) == 6
-    assert len(log()) == noted
-    found = changed.result()
-    assert (found.taken_over, found.other_code) == (6, 6)
-    assert found.cases[0].attachments["other code"] == result.code
-    assert result.other_code == 0
-    again = SuiteRun(load_suite("toy-suite", folder), "quick", home=tmp_path / "again")
-    assert again.take_over(found) == 6  # by the same code, which still says where they are from
-    assert again.result().other_code == 6
-
-
-def test_a_case_that_reads_the_same_options_is_the_same_in_another_scale(toy, tmp_path: Path):
-    suite = load_suite("toy-suite", toy())
-    quick = suite.scales["quick"]
-    larger = dataclasses.replace(quick, seeds=4, options={**quick.options, "unread": 1})
-    both = dataclasses.replace(suite, scales={**suite.scales, "full": larger})
-    result = run_suite(both, "quick")
-    with pytest.raises(OptionError, match="it has no case of this run"):  # every case reads all options
-        SuiteRun(both, "full", home=tmp_path / "elsewhere").take_over(result)
-    told = dataclasses.replace(both, depends=lambda options, factors: options["sleep"])
-    result = run_suite(told, "quick")
-    assert len(SuiteRun(told, "full").finished()) == 6  # of the first three seeds
-    assert SuiteRun(told, "full", home=tmp_path / "elsewhere").take_over(result) == 6
 
 
 def test_a_scale_that_is_not_declared_is_named(toy):
@@ -330,7 +283,7 @@ def test_trained_things_lie_in_the_cache_as_safetensors(toy, tmp_path: Path):
         "arrays.safetensors",
         "entry.json",
     }
-    assert load_arrays(entries[0])["weights"].shape == (8,)
+    assert load_file(entries[0] / "arrays.safetensors")["weights"].shape == (8,)
 
 
 def test_a_measurement_needs_no_seed_of_its_own():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship_suites.runner import Claim, Measurement, cell, judge, spread
-from transship_suites.runner.verdict import EveryRun
+from transship_suites.runner.verdict import EveryRun, across_kernels
 
 finite = st.floats(-1e3, 1e3)
 
@@ -116,3 +116,17 @@ def test_the_mean_of_runs_does_not_decide_a_claim_of_every_run():
 def test_a_claim_without_a_usable_rule_is_refused(bounds: dict[str, float]):
     with pytest.raises(ValueError, match="the claim 'c'"):
         Claim(text="c", quantity=cell("score"), **bounds)
+
+
+def test_a_claim_whose_verdict_depends_on_the_kernels_is_undecided():
+    claim = Claim(text="c", quantity=cell("score", row="left"), at_least=0.5)
+    above, higher, below = (
+        judge(claim, measured([mean, mean + 0.01, mean - 0.01], []), range(3)) for mean in (0.6, 0.7, 0.4)
+    )
+    assert (above.verdict, higher.verdict, below.verdict) == ("confirmed", "confirmed", "refuted")
+    assert across_kernels({"one processor": above}) == above
+    assert across_kernels({"one processor": above, "another": higher}) == above
+    torn = across_kernels({"one processor": above, "another": below})
+    assert torn.verdict == "undecided"
+    assert torn.reason == "it depends on the processor: confirmed with one processor; refuted with another"
+    assert torn.per_seed == above.per_seed

@@ -63,19 +63,6 @@ MANY = 6
 @click.option(
     "--fresh", is_flag=True, help="Forget finished cases and trained models, and compute all again."
 )
-@click.option(
-    "--known",
-    multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A results.json of the same code and data, also of another scale or of a stopped run elsewhere "
-    "(--so-far): cases that this run has too are taken over.",
-)
-@click.option(
-    "--trust",
-    is_flag=True,
-    help="Take over --known results of other code or data as well; the page says of how many cases.",
-)
 @click.option("--so-far", is_flag=True, help="Run nothing: write what finished cases of a stopped run say.")
 @click.option("--skip-missing", is_flag=True, help="Leave out suites whose data or models are not here.")
 @click.option("--force", is_flag=True, help="Replace another run's results in OUT.")
@@ -97,8 +84,6 @@ def command(
     device: str | None,
     changes: tuple[tuple[str, str], ...],
     fresh: bool,
-    known: tuple[Path, ...],
-    trust: bool,
     so_far: bool,
     skip_missing: bool,
     force: bool,
@@ -124,11 +109,8 @@ def command(
     budget.require(WORK if jobs is None else jobs * (WORK + TORCH) - TORCH, "a suite")
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
-    for name, given in (("--so-far", so_far), ("--known", known)):
-        if given and fresh:
-            raise OptionError(f"{name} and --fresh contradict each other", where="bench", fix="give one")
-    if trust and not known:
-        raise OptionError("there is nothing to trust", where="--trust", fix="name a file with --known")
+    if so_far and fresh:
+        raise OptionError("--so-far and --fresh contradict each other", where="bench", fix="give one")
     suites = bench.choose(names or ("all",), folder)
     if not names:
         _list([bench.card(suite) for suite in suites], as_json)
@@ -144,8 +126,6 @@ def command(
         suites = _keep(*bench.able(suites, size, device=device))
     runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
     folders = [bench.check_output(run, out, force=force) for run in runs]
-    for file, count in bench.take_over(runs, known, trust=trust).items():
-        click.echo(f"{count} cases taken over from {file}", err=True)
     results: dict[str, SuiteResult] = {}
     for run in runs if so_far else _watch(runs, jobs or _processes(runs, budget.limit)):
         result = results[run.suite.name] = run.result(so_far=so_far)
@@ -168,13 +148,13 @@ def _keep(suites: list[Suite], left_out: dict[str, str]) -> list[Suite]:
 
 def _parsed(changes: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     """Return the options that `--set` names; what is no JSON is a word."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for name, text in changes:
         try:
-            found[name] = json.loads(text)
+            options[name] = json.loads(text)
         except ValueError:
-            found[name] = text
-    return found
+            options[name] = text
+    return options
 
 
 def _side_by_side(run: SuiteRun, limit: int | None) -> int:
@@ -207,7 +187,7 @@ def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
         if step is None:
             click.echo(_plan(run, alone=len(runs) == 1), err=True)
             bars[name] = Bars(unit="cases")
-            bars[name](name, len(run.finished()), len(run.cases))
+            bars[name](name, len(run.earlier()[0]), len(run.cases))
             continue
         if not step.reused:
             bars[name](name, step.done, step.total)
@@ -219,7 +199,7 @@ def _plan(run: SuiteRun, *, alone: bool) -> str:
     """Return what a suite is about to do."""
     from transship.progress import duration
 
-    finished = len(run.finished())
+    finished = len(run.earlier()[0])
     text = f"{run.suite.name}, {run.scale}: {len(run.cases)} cases over {len(run.seeds)} seeds"
     text += f", {finished} of them finished before" if finished else ""
     return f"{text}; about {duration(_seconds_left(run))}" if alone else text
@@ -227,8 +207,7 @@ def _plan(run: SuiteRun, *, alone: bool) -> str:
 
 def _seconds_left(run: SuiteRun) -> float:
     """Return how long the cases that are not finished will take, by what the suite declares."""
-    left = len(run.cases) - len(run.finished())
-    return 60 * run.suite.scales[run.scale].minutes * left / len(run.cases)
+    return 60 * run.minutes_per_case * len(run.earlier()[1])
 
 
 def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:
@@ -278,13 +257,13 @@ def _need_lines(needs: list[tuple[str, str, str, bool]]) -> list[str]:
         places: dict[str, list[tuple[str, str, str, bool]]] = {}
         for need in own:
             places.setdefault(_place(need) if len(own) > MANY else need[1], []).append(need)
-        for place, found in places.items():
-            _, name, source, here = found[0]
-            if len(found) == 1:
+        for place, group in places.items():
+            _, name, source, here = group[0]
+            if len(group) == 1:
                 lines.append(f"{kind} {name} ({source}): {'here' if here else 'missing'}")
             else:
-                names, count = ", ".join(need[1] for need in found), sum(need[3] for need in found)
-                lines.append(f"{kind} × {len(found)}, {count} here: {names} ({place})")
+                names, count = ", ".join(need[1] for need in group), sum(need[3] for need in group)
+                lines.append(f"{kind} × {len(group)}, {count} here: {names} ({place})")
     return lines
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from transship_suites.runner.context import Context
 from transship_suites.runner.declaration import (
-    Case,
     Column,
     Curve,
     Need,
-    Options,
     Paper,
     Row,
     Scale,
@@ -17,9 +15,18 @@ from transship_suites.runner.declaration import (
     product,
 )
 from transship_suites.runner.find import load_suite, suite_names
-from transship_suites.runner.quantities import Measurement, Quantity, cell, highest, lowest
+from transship_suites.runner.quantities import (
+    Case,
+    Measurement,
+    Options,
+    Quantity,
+    cell,
+    highest,
+    lowest,
+)
 from transship_suites.runner.results import SuiteResult
-from transship_suites.runner.run import Step, SuiteRun, run_suite
+from transship_suites.runner.run import Step, SuiteRun
+from transship_suites.runner.schedule import run_suite
 from transship_suites.runner.verdict import Claim, EveryRun, Judgement, Spread, judge, spread
 
 __all__ = [

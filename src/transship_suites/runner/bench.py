@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transship.atomic import write_text
-from transship.errors import MissingError, OptionError, OutputError, TransshipError
+from transship.errors import MissingError, OutputError, TransshipError
 from transship.report import html, markdown
 from transship_suites.runner.declaration import Suite
 from transship_suites.runner.find import load_suite, suite_names
@@ -95,21 +95,6 @@ def able(
     return here, reasons
 
 
-def take_over(runs: Sequence[SuiteRun], files: Sequence[Path], *, trust: bool = False) -> dict[Path, int]:
-    """Give the runs what earlier results have finished; return how many cases each file brought.
-
-    `trust` as of `SuiteRun.take_over`.
-    """
-    by_name, brought = {run.suite.name: run for run in runs}, dict[Path, int]()
-    for file in files:
-        found = SuiteResult.read(file)
-        if found.suite not in by_name:
-            fix = f"name the suite {found.suite}, or leave the file out"
-            raise OptionError(f"it is a result of {found.suite}", where=str(file), fix=fix)
-        brought[file] = by_name[found.suite].take_over(found, trust=trust, where=str(file))
-    return brought
-
-
 def check_output(run: SuiteRun, out: Path, *, force: bool = False) -> Path:
     """Return the folder of the run's results, or refuse it before any work: it may hold another result."""
     folder = out / run.suite.name / run.scale
@@ -150,10 +135,10 @@ def write_joint(suites: Sequence[Suite], results: Sequence[SuiteResult], out: Pa
 
 def _of_same_run(file: Path, run: SuiteRun) -> bool:
     try:
-        found = SuiteResult.read(file)
+        result = SuiteResult.read(file)
     except (OSError, TransshipError):
         return False
-    return (found.suite, found.scale, found.seeds, found.fingerprint) == (
+    return (result.suite, result.scale, result.seeds, result.fingerprint) == (
         run.suite.name,
         run.scale,
         run.seeds,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from transship.numerics import derive_seed
-from transship_suites.runner.cache import Cache, load_arrays, save_arrays
-from transship_suites.runner.declaration import Case, Options
+from transship_suites.runner.cache import Cache
+from transship_suites.runner.quantities import Case, Options
 from transship_suites.runner.sources import code_fingerprint
 
-Made = TypeVar("Made")
+if TYPE_CHECKING:
+    from transship.types import Array
 
 
 class Context:
@@ -22,6 +22,7 @@ class Context:
         case: the case that is run.
         options: of the scale.
         device: where models run.
+        attachments: small JSON values that are kept with the result.
     """
 
     def __init__(
@@ -38,51 +39,24 @@ class Context:
         """
         return derive_seed(self.case.seed, self.suite, *keys)
 
-    @overload
     def cached(
         self,
         kind: str,
         parts: Mapping[str, Any],
-        make: Callable[[], dict[str, Any]],
+        make: Callable[[], Mapping[str, Array]],
         *,
         code: tuple[Any, ...],
-    ) -> dict[str, Any]: ...
-
-    @overload
-    def cached(
-        self,
-        kind: str,
-        parts: Mapping[str, Any],
-        make: Callable[[], Made],
-        *,
-        code: tuple[Any, ...],
-        save: Callable[[Made, Path], None],
-        load: Callable[[Path], Made],
-    ) -> Made: ...
-
-    def cached(
-        self,
-        kind: str,
-        parts: Mapping[str, Any],
-        make: Callable[[], Any],
-        *,
-        code: tuple[Any, ...],
-        save: Callable[[Any, Path], None] = save_arrays,
-        load: Callable[[Path], Any] = load_arrays,
-    ) -> Any:
-        """Return what `make` makes, made once for the same parts and code, by any case of any suite.
+    ) -> dict[str, Array]:
+        """Return the arrays that `make` computes, once for the same parts and code, in any case of any suite.
 
         Args:
             kind: names the sort of thing; a folder of the cache.
             parts: everything that `make` depends on: options, seeds, fingerprints of data. JSON values.
-            make: computes it; named arrays unless `save` and `load` say otherwise.
+            make: computes named arrays.
             code: the functions and classes whose change makes it another thing. Their source text is hashed
                 without comments; what they call in turn must be named too, or stand for itself as a part.
-            save: writes it into an empty folder; never as pickle.
-            load: reads it from that folder.
         """
-        whole = {"parts": dict(parts), "code": code_fingerprint(*code)}
-        return self._cache.get(kind, whole, make, save=save, load=load)
+        return self._cache.get(kind, {"parts": dict(parts), "code": code_fingerprint(*code)}, make)
 
     def attach(self, name: str, value: Any) -> None:
         """Keep a small JSON value (a matrix, points of a picture) with the result, for `Suite.figures`."""

@@ -7,35 +7,23 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from transship.registry import unknown
-from transship_suites.runner.quantities import Cell, Factors, Level, Measurement, Metrics, Quantity
+from transship_suites.runner.context import Context
+from transship_suites.runner.quantities import (
+    Case,
+    Cell,
+    Factors,
+    Level,
+    Measurement,
+    Metrics,
+    Options,
+    Quantity,
+)
 from transship_suites.runner.verdict import Claim
 
-if TYPE_CHECKING:
-    from transship_suites.runner.context import Context
-    from transship_suites.runner.results import SuiteResult
-
-Options = Mapping[str, Any]
 Measured = Metrics | Iterable[Measurement]
-
-
-@dataclass(frozen=True)
-class Case:
-    """The smallest piece of work that is kept when a run is killed: one set of factors with one seed.
-
-    `case["method"]` is the level of a factor.
-    """
-
-    factors: Factors
-    seed: int
-
-    def __getitem__(self, factor: str) -> Any:
-        return self.factors[factor]
-
-    def __str__(self) -> str:
-        return ", ".join([*(f"{name} {level}" for name, level in self.factors.items()), f"seed {self.seed}"])
 
 
 @dataclass(frozen=True)
@@ -169,10 +157,6 @@ class Curve:
     log_x: bool = False
 
 
-def _all_options(options: Options, factors: Factors) -> Options:
-    return options
-
-
 @dataclass(frozen=True, kw_only=True)
 class Suite:
     """One paper's table (or several that share their runs) as a declaration.
@@ -187,12 +171,9 @@ class Suite:
         cases: from a scale's options to the factors of the cases; the runner adds the seeds.
         run: from a case and its context to metrics, or to several measurements whose factors are added to the
             case's.
-        depends: from a scale's options and a case's factors to those options that the case reads; all of them
-            unless told. A case that another scale has as well, or whose scale changed elsewhere, is then
-            known to be the same.
         tables: what is shown of it.
         curves: likewise.
-        figures: makes further figures (blocks of `transship.report`) from the result.
+        figures: makes further figures (blocks of `transship.report`) from the `SuiteResult`.
         needs: data, models and libraries.
         version: raise it to forget finished cases when something changed that the sources do not show.
         name: the file's name, filled in by `load_suite`.
@@ -206,10 +187,9 @@ class Suite:
     scales: Mapping[str, Scale]
     cases: Callable[[Options], Iterable[Factors]]
     run: Callable[[Case, Context], Measured]
-    depends: Callable[[Options, Factors], Any] = _all_options
     tables: tuple[Table, ...]
     curves: tuple[Curve, ...] = ()
-    figures: Callable[[SuiteResult], Sequence[Any]] | None = None
+    figures: Callable[[Any], Sequence[Any]] | None = None
     needs: tuple[Need, ...] = ()
     version: int = 1
     name: str = ""

@@ -8,9 +8,16 @@ from typing import Any
 from transship import report
 from transship_suites.runner.declaration import Paper, Suite
 from transship_suites.runner.papers import paper_notes
-from transship_suites.runner.results import CurveResult, SuiteResult, TableResult
+from transship_suites.runner.results import (
+    OTHER_CODE,
+    TAKEN_OVER,
+    CurveResult,
+    SuiteResult,
+    TableResult,
+)
 from transship_suites.runner.verdict import Judgement, Spread, Verdict
 
+_NOTED = {"cases taken over": TAKEN_OVER, "of them from other code or data": OTHER_CODE}
 _TONES: dict[Verdict, Any] = {"confirmed": "good", "refuted": "bad", "undecided": "warning"}
 
 
@@ -55,10 +62,10 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
 
 def note_sections(papers: Iterable[Paper]) -> list[report.Section]:
     """Return where the papers contradict themselves or cannot be right, each once."""
-    found = {paper.title: paper_notes(paper) for paper in papers}
+    by_title = {paper.title: paper_notes(paper) for paper in papers}
     return [
         report.Section(f"What to know about “{title}”", [report.Text(notes)])
-        for title, notes in found.items()
+        for title, notes in by_title.items()
         if notes
     ]
 
@@ -199,8 +206,7 @@ def _provenance(results: Sequence[SuiteResult]) -> report.Provenance:
         notes={
             result.suite: {
                 "cases": len(result.cases),
-                **({"cases taken over": result.taken_over} if result.taken_over else {}),
-                **({"of them from other code or data": result.other_code} if result.other_code else {}),
+                **{title: count for title, name in _NOTED.items() if (count := result.count(name))},
                 "seconds": round(result.seconds, 1),
                 "fingerprint": result.fingerprint[:16],
             }

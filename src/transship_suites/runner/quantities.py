@@ -10,10 +10,32 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Level = str | int | float | bool
 Factors = Mapping[str, Level]
 Metrics = Mapping[str, float | None]
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The smallest piece of work that is kept when a run is killed: one set of factors with one seed.
+
+    `case["method"]` is the level of a factor.
+    """
+
+    factors: Factors
+    seed: int
+
+    def __getitem__(self, factor: str) -> Any:
+        return self.factors[factor]
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.factors.items()), self.seed))
+
+    def __str__(self) -> str:
+        return ", ".join([*(f"{name} {level}" for name, level in self.factors.items()), f"seed {self.seed}"])
 
 
 @dataclass(frozen=True)
@@ -82,11 +104,12 @@ class Cell(Quantity):
 
     def per_seed(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[float | None]:
         """Return the mean per seed; None where a seed has no such measurement, or one without a number."""
-        found: dict[int, list[float | None]] = {seed: [] for seed in seeds}
-        for one in measurements:
-            if one.seed in found and self.metric in one.metrics and self._selects(one.factors):
-                found[one.seed].append(one.metrics[self.metric])
-        return [_mean(found[seed]) for seed in seeds]
+        values: dict[int, list[float | None]] = {seed: [] for seed in seeds}
+        for measurement in measurements:
+            own = values.get(measurement.seed)
+            if own is not None and self.metric in measurement.metrics and self._selects(measurement.factors):
+                own.append(measurement.metrics[self.metric])
+        return [_mean(values[seed]) for seed in seeds]
 
     def within(self, factors: Factors) -> Quantity:
         """Return this cell with the conditions that it does not state itself added."""
@@ -144,9 +167,9 @@ class Combined(Quantity):
     def per_seed(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[float | None]:
         """Return the function of the parts per seed; None where a part is missing or the result no number."""
         columns = [part.per_seed(measurements, seeds) for part in self.parts]
-        return [self._one(values) for values in zip(*columns, strict=True)]
+        return [self._of(values) for values in zip(*columns, strict=True)]
 
-    def _one(self, values: Sequence[float | None]) -> float | None:
+    def _of(self, values: Sequence[float | None]) -> float | None:
         present = [value for value in values if value is not None]
         if len(present) < len(values):
             return None

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from transship.errors import DataError
-from transship_suites.runner.declaration import Case, Curve, Suite, Table
-from transship_suites.runner.quantities import Measurement, Quantity
+from transship_suites.runner.declaration import Column, Curve, Row, Suite, Table
+from transship_suites.runner.quantities import Case, Measurement, Quantity
 from transship_suites.runner.verdict import Judgement, Spread, Verdict, judge, postponed, spread
 
 SCHEMA = 1
 SKIPPED = "skipped"  # the attachment that says why a case measured nothing, such as a library that is missing
-TAKEN_OVER = "taken over"  # the attachment that says on what another run computed a case
-OTHER_CODE = "other code"  # the attachment of a case that was taken over from a run of other code or data
+# attachments of the cases of a kept run that other runs computed, perhaps by other code
+TAKEN_OVER, OTHER_CODE = "taken over", "other code"
 _FIX = "run the suite again with this version of transship"
 
 
@@ -83,7 +83,6 @@ class SuiteResult:
         claims: the verdicts.
         seconds: of all cases together, also those of an earlier, killed run.
         planned: how many cases the whole run has; None in files of before it was noted.
-        code: hash of the code it ran and of the data, without the options; likewise empty.
     """
 
     suite: str
@@ -102,27 +101,20 @@ class SuiteResult:
     claims: tuple[Judgement, ...]
     seconds: float
     planned: int | None = None
-    code: str = ""
 
     @property
     def unfinished(self) -> str:
         """`40 of 84 cases are finished` where some are missing, else an empty text."""
         return _unfinished(len(self.cases), self.planned)
 
-    @property
-    def taken_over(self) -> int:
-        """How many cases another run computed, perhaps on another machine."""
-        return sum(TAKEN_OVER in case.attachments for case in self.cases)
-
-    @property
-    def other_code(self) -> int:
-        """How many of these other code computed, or the same code on other data."""
-        return sum(OTHER_CODE in case.attachments for case in self.cases)
+    def count(self, attachment: str) -> int:
+        """Return how many cases have an attachment of this name."""
+        return sum(attachment in case.attachments for case in self.cases)
 
     @property
     def measurements(self) -> list[Measurement]:
         """All measurements of all cases."""
-        return [one for case in self.cases for one in case.measurements]
+        return [measurement for case in self.cases for measurement in case.measurements]
 
     def per_seed(self, quantity: Quantity) -> list[float | None]:
         """Return one value of `quantity` per seed; what figures of a suite's own are drawn from."""
@@ -140,12 +132,12 @@ class SuiteResult:
     def from_json(cls, value: Any, *, where: str = "result") -> SuiteResult:
         """Return the result that `to_json` wrote; refuse anything else."""
         if not isinstance(value, dict) or value.get("schema") != SCHEMA:
-            found = value.get("schema") if isinstance(value, dict) else None
+            schema = value.get("schema") if isinstance(value, dict) else None
             raise DataError(
-                f"it is no suite result of schema {SCHEMA} (found {found})", where=where, fix=_FIX
+                f"it is no suite result of schema {SCHEMA} (found {schema})", where=where, fix=_FIX
             )
         try:
-            return _result({key: part for key, part in value.items() if key != "schema"})
+            return _result({key: part for key, part in value.items() if key not in ("schema", "code")})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"the suite result is damaged ({error!r})", where=where, fix=_FIX) from error
 
@@ -187,9 +179,8 @@ def table_result(table: Table, measurements: Sequence[Measurement], seeds: Seque
 
 def curve_result(curve: Curve, measurements: Sequence[Measurement], seeds: Sequence[int]) -> CurveResult:
     """Return the numbers of a declared curve, at every level of its factor that was measured."""
-    from transship_suites.runner.declaration import Column, Row
-
-    levels = {one.factors[curve.x] for one in measurements if curve.x in one.factors}
+    factors = [measurement.factors for measurement in measurements]
+    levels = {own[curve.x] for own in factors if curve.x in own}
     x = tuple(sorted(levels, key=lambda level: (isinstance(level, str), level)))
     column = Column(curve.title, curve.quantity)
     points = tuple(
@@ -213,7 +204,6 @@ def summarise(
     *,
     waiting: Sequence[Case] = (),
     fingerprint: str,
-    code: str,
     environment: dict[str, str],
 ) -> SuiteResult:
     """Return the result: tables, curves and verdicts from what the cases measured.
@@ -223,7 +213,7 @@ def summarise(
     """
     planned = len(cases) + len(waiting)
     missing = _unfinished(len(cases), planned)
-    measurements = [one for case in cases for one in case.measurements]
+    measurements = [measurement for case in cases for measurement in case.measurements]
     tables = [table_result(table, measurements, seeds) for table in suite.tables]
     measured = [table for table in tables if any(cell.seeds for row in table.cells for cell in row)]
     return SuiteResult(
@@ -248,7 +238,6 @@ def summarise(
         ),
         seconds=sum(case.seconds for case in cases),
         planned=planned,
-        code=code,
     )
 
 
@@ -263,8 +252,8 @@ def case_from_json(value: dict[str, Any]) -> CaseResult:
     """
     case = Case(**value["case"])
     measurements = tuple(
-        Measurement({**case.factors, **one["factors"]}, one["metrics"], one.get("seed", case.seed))
-        for one in value["measurements"]
+        Measurement({**case.factors, **own["factors"]}, own["metrics"], own.get("seed", case.seed))
+        for own in value["measurements"]
     )
     return CaseResult(case, measurements, dict(value["attachments"]), float(value["seconds"]))
 

@@ -1,7 +1,8 @@
-"""Several suites over a few processes: which case a process takes next, so that no core has to wait."""
+"""Several suites over a few processes: finished cases come first, then the suites with the longest cases."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -11,27 +12,38 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 from transship.errors import OptionError, TransshipError
 from transship_suites.runner.cache import Cache
-from transship_suites.runner.declaration import Case, Options
+from transship_suites.runner.declaration import Suite
 from transship_suites.runner.find import load_suite
-from transship_suites.runner.results import CaseResult
+from transship_suites.runner.quantities import Case, Options
+from transship_suites.runner.results import CaseResult, SuiteResult
 from transship_suites.runner.run import Step, SuiteRun, run_case
 
+Event = tuple[SuiteRun, Step | None]
 
-def side_by_side(runs: Sequence[SuiteRun], jobs: int = 1) -> Iterator[tuple[SuiteRun, Step | None]]:
+
+def run_suite(suite: Suite, scale: str, *, jobs: int = 1, **options: Any) -> SuiteResult:
+    """Run a suite to its end without watching it; `options` as of `SuiteRun`."""
+    run = SuiteRun(suite, scale, **options)
+    for _ in side_by_side([run], jobs):
+        pass
+    return run.result()
+
+
+def side_by_side(runs: Sequence[SuiteRun], jobs: int = 1) -> Iterator[Event]:
     """Run what is not finished of some suites in `jobs` processes; yield each case with its run once done.
 
     A run comes without a step when it begins, then with the cases that were finished before. Several
-    processes begin with the suites whose cases are longest. Each has a suite for itself while there are
-    enough of them, because cases of one suite often wait for what one of them trains, and helps with the
-    suite that has most left when none is left to begin; so no core idles beside a suite's last long case.
+    processes take case by case, the suites with the longest cases first, so that no core idles beside a
+    suite's last case.
     """
     if jobs < 1:
         raise OptionError(f"{jobs} processes cannot work", where="--jobs", fix="give 1 or more")
     if jobs > 1:
-        yield from _in_processes(runs, jobs)
+        yield from _in_processes(sorted(runs, key=lambda run: -run.minutes_per_case), jobs)
         return
     for run in runs:
         yield run, None
@@ -39,126 +51,73 @@ def side_by_side(runs: Sequence[SuiteRun], jobs: int = 1) -> Iterator[tuple[Suit
             yield run, step
 
 
-class _Part:
-    """A run with the cases of it that nobody has begun.
-
-    Attributes:
-        run: of one suite.
-        earlier: its cases that were finished before.
-        waiting: its cases that nobody has begun.
-        done: how many are finished.
-        begun: whether a process has taken a case of it.
-    """
-
-    def __init__(self, run: SuiteRun) -> None:
-        self.run, self.begun = run, False
-        self.earlier, left = run.earlier()
-        self.waiting, self.done = deque(left), len(self.earlier)
-
-    @property
-    def minutes_per_case(self) -> float:
-        """By what the suite declares."""
-        return self.run.suite.scales[self.run.scale].minutes / len(self.run.cases)
-
-    def opening(self) -> Iterator[tuple[SuiteRun, Step | None]]:
-        """Say that the run begins, and what it has from before."""
-        yield self.run, None
-        for step in self.earlier:
-            yield self.run, step
-
-    def finish(self, result: CaseResult) -> tuple[SuiteRun, Step]:
-        """Keep what a process has measured."""
-        self.run.keep(result)
-        self.done += 1
-        return self.run, Step(result.case, self.done, len(self.run.cases), result.seconds, reused=False)
+def _in_processes(runs: Sequence[SuiteRun], jobs: int) -> Iterator[Event]:
+    queue: deque[tuple[SuiteRun, Case]] = deque()
+    done: dict[SuiteRun, int] = {}
+    for run in runs:
+        steps, left = run.earlier()
+        yield run, None
+        for step in steps:
+            yield run, step
+        done[run] = len(steps)
+        queue.extend((run, case) for case in left)
+    busy: dict[Future[CaseResult], SuiteRun] = {}
+    ended: list[Event] = []
+    with _Pools(jobs) as pools:
+        while queue or busy or ended:
+            # processes have their next case before anybody looks at the last one: pages take seconds to write
+            while queue and len(busy) < jobs:
+                run, case = queue.popleft()
+                busy[pools.submit(run, case)] = run
+            yield from ended
+            ended = []
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                run = busy.pop(future)
+                result = _result(future, run)
+                run.keep(result)
+                done[run] += 1
+                ended.append((run, run.step(result, done[run])))
+            pools.close_all_but({*busy.values(), *(run for run, _ in queue)})
 
 
-class _Worker:
-    """A process of its own for each suite it works at, so that no suite's data stay behind in memory."""
+class _Pools(contextlib.AbstractContextManager["_Pools"]):
+    """Processes of its own for each suite, so that no suite's data stay behind in memory."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
-        self.part: _Part | None = None
-        self.pool: ProcessPoolExecutor | None = None
+        self._by_run: dict[SuiteRun, ProcessPoolExecutor] = {}
 
-    def begin(self, part: _Part) -> Future[CaseResult]:
-        """Set the process to the next case of a suite."""
-        if self.pool is None or part is not self.part:
-            self.close()
-            self.part, self.pool = part, _pool(self.jobs)
-        part.begun, run = True, part.run
+    def submit(self, run: SuiteRun, case: Case) -> Future[CaseResult]:
+        """Set a process of a suite to a case; a process is started where none is free."""
+        if run not in self._by_run:
+            context = multiprocessing.get_context("spawn")
+            about = (self.jobs, os.getpid())
+            self._by_run[run] = ProcessPoolExecutor(
+                self.jobs, context, initializer=_start_worker, initargs=about
+            )
         assert run.suite.file is not None, "load_suite names the file"
-        options = dict(run.suite.scales[run.scale].options)  # perhaps not those of the file
-        where = (run.suite.name, run.suite.file.parent, run.scale, options)
-        return self.pool.submit(_work, *where, part.waiting.popleft(), run.home, run.not_before, run.device)
+        # options are perhaps not those of the file
+        where = (run.suite.name, run.suite.file.parent, run.scale, dict(run.options))
+        return self._by_run[run].submit(_work, *where, case, run.home, run.not_before, run.device)
 
-    def end(self, future: Future[CaseResult]) -> tuple[SuiteRun, Step]:
-        """Keep what the process has measured."""
-        assert self.part is not None, "it has begun"
-        try:
-            return self.part.finish(future.result())
-        except BrokenProcessPool as error:
-            raise TransshipError(
-                "a working process was killed, perhaps for want of memory",
-                where=self.part.run.suite.name,
-                fix="run the same command with fewer --jobs; finished cases are kept",
-            ) from error
+    def close_all_but(self, needed: set[SuiteRun]) -> None:
+        """End the processes of the suites that are finished."""
+        for run in [run for run in self._by_run if run not in needed]:
+            self._by_run.pop(run).shutdown(wait=True, cancel_futures=True)
 
-    def close(self) -> None:
-        """End the process; a case that it works at is waited for."""
-        if self.pool is not None:
-            self.pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, *exception: object) -> None:
+        self.close_all_but(set())
 
 
-def _in_processes(runs: Sequence[SuiteRun], jobs: int) -> Iterator[tuple[SuiteRun, Step | None]]:
-    parts = sorted(map(_Part, runs), key=lambda part: -part.minutes_per_case)
-    for part in parts:
-        if not part.waiting:
-            yield from part.opening()
-    workers = [_Worker(jobs) for _ in range(min(jobs, sum(len(part.waiting) for part in parts)))]
-    free, busy = workers, dict[Future[CaseResult], _Worker]()
-    made: list[tuple[SuiteRun, Step]] = []
+def _result(future: Future[CaseResult], run: SuiteRun) -> CaseResult:
     try:
-        while free or busy:
-            # processes have their next case before anybody looks at the last one: pages take seconds to write
-            opened = [new for worker in free if (new := _set_to_work(worker, parts, busy))]
-            yield from made
-            for part in opened:
-                yield from part.opening()
-            ended = wait(busy, return_when=FIRST_COMPLETED).done
-            free = [busy.pop(future) for future in ended]
-            made = [worker.end(future) for worker, future in zip(free, ended, strict=True)]
-    finally:
-        for worker in workers:
-            worker.close()
-
-
-def _set_to_work(
-    worker: _Worker, parts: Sequence[_Part], busy: dict[Future[CaseResult], _Worker]
-) -> _Part | None:
-    """Give a worker its next case, if there is one; return the suite that begins with it."""
-    part = _next(worker.part, parts)
-    if part is None:
-        worker.close()
-        return None
-    opens = not part.begun
-    busy[worker.begin(part)] = worker
-    return part if opens else None
-
-
-def _next(current: _Part | None, parts: Sequence[_Part]) -> _Part | None:
-    """Return where a process goes on: at its suite, else at one that nobody has begun, else as a helper."""
-    if current is not None and current.waiting:
-        return current
-    waiting = [part for part in parts if part.waiting]
-    untouched = (part for part in waiting if not part.begun)
-    most = max(waiting, key=lambda part: len(part.waiting) * part.minutes_per_case, default=None)
-    return next(untouched, most)
-
-
-def _pool(jobs: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(jobs, os.getpid()))
+        return future.result()
+    except BrokenProcessPool as error:
+        raise TransshipError(
+            "a working process was killed, perhaps for want of memory",
+            where=run.suite.name,
+            fix="run the same command with fewer --jobs; finished cases are kept",
+        ) from error
 
 
 def _start_worker(jobs: int, parent: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -135,29 +135,43 @@ class Judgement:
 def judge(claim: Claim, measurements: Sequence[Measurement], seeds: Sequence[int]) -> Judgement:
     """Return the verdict on `claim`, by its rule, from one value of its quantity per seed."""
     values = tuple(claim.quantity.per_seed(measurements, seeds))
-    found = spread(values)
+    over_seeds = spread(values)
     missing = [str(seed) for seed, value in zip(seeds, values, strict=True) if value is None]
-    interval = found.interval(claim.confidence)
+    interval = over_seeds.interval(claim.confidence)
     verdict: Verdict = "undecided"
     if missing:
         reason = f"no value for seed {', '.join(missing)}"
     elif interval is None:
-        reason = "one seed has no spread" if found.seeds else "no seeds"
+        reason = "one seed has no spread" if over_seeds.seeds else "no seeds"
     elif claim.every:
         verdict, reason = _decide_every(claim, seeds, values)
     else:
         verdict = _decide(interval, claim.at_least, claim.at_most)
         reason = (
-            f"mean {found.mean:.4g}, {100 * claim.confidence:g} % interval "
-            f"{interval[0]:.4g} to {interval[1]:.4g} over {found.seeds} seeds"
+            f"mean {over_seeds.mean:.4g}, {100 * claim.confidence:g} % interval "
+            f"{interval[0]:.4g} to {interval[1]:.4g} over {over_seeds.seeds} seeds"
         )
     low, high = interval if interval is not None and not missing and not claim.every else (None, None)
-    return Judgement(claim.text, claim.source, claim.rule, verdict, reason, values, found, low, high)
+    return Judgement(claim.text, claim.source, claim.rule, verdict, reason, values, over_seeds, low, high)
 
 
 def postponed(judgement: Judgement, why: str) -> Judgement:
     """Return the judgement as undecided because of `why`, with its numbers so far."""
     return dataclasses.replace(judgement, verdict="undecided", reason=f"{why}; so far {judgement.reason}")
+
+
+def across_kernels(judgements: Mapping[str, Judgement]) -> Judgement:
+    """Return the judgement of a claim that was measured with several kernels: undecided where they disagree.
+
+    Args:
+        judgements: kernels → what was judged with them; the first one's numbers stay.
+    """
+    first = next(iter(judgements.values()))
+    verdicts = {kernels: judgement.verdict for kernels, judgement in judgements.items()}
+    if len(set(verdicts.values())) == 1:
+        return first
+    each = "; ".join(f"{verdict} with {kernels}" for kernels, verdict in verdicts.items())
+    return dataclasses.replace(first, verdict="undecided", reason=f"it depends on the processor: {each}")
 
 
 def _decide(interval: tuple[float, float], at_least: float | None, at_most: float | None) -> Verdict:
@@ -174,6 +188,6 @@ def _decide_every(claim: Claim, seeds: Sequence[int], values: Sequence[float | N
     floor = -math.inf if claim.at_least is None else claim.at_least
     ceiling = math.inf if claim.at_most is None else claim.at_most
     present = [(seed, value) for seed, value in zip(seeds, values, strict=True) if value is not None]
-    seed, worst = max(present, key=lambda one: max(floor - one[1], one[1] - ceiling))
+    seed, worst = max(present, key=lambda pair: max(floor - pair[1], pair[1] - ceiling))
     reason = f"the worst of {len(present)} seeds is {worst:.4g} (seed {seed}), and every one must hold"
     return "confirmed" if floor <= worst <= ceiling else "refuted", reason
