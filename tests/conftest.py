@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +93,14 @@ def _script(path: Path) -> ModuleType:
     sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Any]:
+    """Processes without the time of their imports: `tests/warm.py`."""
+    process = _script(Path(__file__).with_name("warm.py")).Warm()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="session")
