@@ -109,7 +109,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import RecipeMethod
+from transship.verbs.merge.protocol import RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,6 @@ __all__ = [
 
 GROUP, METHOD = "transship.methods", "transship.registry.Method"
 VERBS = ("transport", "merge", "translate", "adapt")
-# a verb's command with methods of its own → where they are; `transship methods VERB` lists them with the verb
-COMMANDS = {"merge start": "merge.fusion"}
 
 
 class Method:
@@ -79,8 +77,8 @@ class MethodCard:
 
 
 def methods_package(verb: str) -> str:
-    """Return the package whose files are the methods of `verb`, or of one of its commands."""
-    return f"transship.verbs.{COMMANDS.get(verb, verb)}.methods"
+    """Return the package whose files are the methods of `verb`."""
+    return f"transship.verbs.{verb}.methods"
 
 
 def method_names(verb: str, facet: str | None = None) -> tuple[str, ...]:
@@ -226,7 +224,7 @@ def describe(verb: str, name: str) -> MethodCard:
             field.name.replace("_", "-"),
             type_name(hints[field.name]),
             default_of(field),
-            helps.get(field.name, ""),
+            " ".join(filter(None, (helps.get(field.name, ""), field.metadata.get("note", "")))),
         )
         for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         if field.init
@@ -235,10 +233,5 @@ def describe(verb: str, name: str) -> MethodCard:
 
 
 def describe_all(verbs: Iterable[str] = VERBS) -> list[MethodCard]:
-    """Return the cards of all methods of `verbs`, those of their commands included."""
-    families = [family for verb in verbs for family in (verb, *_commands(verb))]
-    return [describe(family, name) for family in families for name in method_names(family)]
-
-
-def _commands(verb: str) -> list[str]:
-    return [command for command in COMMANDS if command.split()[0] == verb]
+    """Return the cards of all methods of `verbs`."""
+    return [describe(verb, name) for verb in verbs for name in method_names(verb)]

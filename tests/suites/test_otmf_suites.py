@@ -13,7 +13,7 @@ from torch import nn
 
 from transship.report import html
 from transship.verbs.merge.fusion.heads import LinearHead
-from transship.verbs.merge.fusion.protocol import continual_method
+from transship.verbs.merge.protocol import continual_method
 from transship_suites import load_suite, run_suite
 from transship_suites.runner import Case, Claim, Measurement, Quantity, Scale, Suite, SuiteResult, Table, cell
 from transship_suites.runner.page import suite_page

@@ -16,7 +16,7 @@ from transship.activations import load_model
 from transship.data import find_model
 from transship.numerics import chunks
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.protocol import continual_method
+from transship.verbs.merge.protocol import continual_method
 from transship_suites.paper_setting.glue import GLUE, HUB
 from transship_suites.runner import Case, Context, Measurement
 
@@ -119,7 +119,7 @@ class Bench:
 
     def _joint(self, method: str, options: Mapping[str, Any]) -> dict[str, Tensor]:
         from transship.verbs.merge.fusion.origin import ModuleOrigin
-        from transship.verbs.merge.learning.joint import JointTask, merge_updates_of
+        from transship.verbs.merge.joint import JointTask, merge_updates_of
 
         origin = ModuleOrigin(copy.deepcopy(self.loaded.model), features=encoder_mean)
         came = [origin.admit(self._tuned(task), task) for task in self.tasks]

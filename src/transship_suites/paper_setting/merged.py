@@ -21,7 +21,7 @@ from transship.data import find_model
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.origin import fingerprint
-from transship.verbs.merge.fusion.protocol import continual_method
+from transship.verbs.merge.protocol import continual_method
 from transship.verbs.transport.evaluate import zero_shot_head
 from transship_suites.paper_setting import clip, pictures
 from transship_suites.runner import Case, Context, Measurement
@@ -183,9 +183,8 @@ class Bench:
     def _joint(self, method: str, options: Mapping[str, Any]) -> Iterator[Measurement]:
         """All models merged at once; methods that read no inputs run on the processor."""
         from transship.verbs.merge.fusion.origin import ModuleOrigin
-        from transship.verbs.merge.learning.joint import JointTask, merge_updates_of
-        from transship.verbs.merge.methods._learned import LearnedMethod
-        from transship.verbs.merge.methods._protocol import recipe_method
+        from transship.verbs.merge.joint import JointTask, merge_updates_of
+        from transship.verbs.merge.protocol import LearnedMethod, recipe_method
 
         kind = recipe_method(method)
         reads = kind is not None and issubclass(kind, LearnedMethod)

@@ -113,7 +113,7 @@ class Bench(ABC):
         It is one body, filled anew: a view is good until the next is asked for.
         """
         from transship.verbs.merge.fusion import Fusion
-        from transship.verbs.merge.fusion.protocol import continual_method
+        from transship.verbs.merge.protocol import continual_method
         from transship_suites.small_merge.trajectory import View
 
         method, body = continual_method(way.method, way.options), copy.deepcopy(self.base)
@@ -208,7 +208,7 @@ class Bench(ABC):
 
     def _joint(self, way: Way) -> Iterator[Measurement]:
         """All models merged at once."""
-        from transship.verbs.merge.learning.joint import joint
+        from transship.verbs.merge.joint import joint
         from transship_suites.small_merge.trajectory import View, final_accuracies
 
         arrivals, start = self.in_order(0), time.process_time()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transship.verbs.merge.methods._protocol import Operands
+from transship.verbs.merge.protocol import Operands
 
 HERE = Path(__file__).parent
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from transship.verbs.merge.methods._dare import Dare
+from transship.verbs.merge.methods._della import RankedDrop
 
 from transship import checkpoints
 from transship.checkpoints.write import TensorPlan, write_file
@@ -17,8 +19,6 @@ from transship.errors import NumericalError, OptionError
 from transship.registry import method_class, method_names
 from transship.verbs.merge.ahead import Ahead
 from transship.verbs.merge.methods import _sparsify
-from transship.verbs.merge.methods._dare import Dare
-from transship.verbs.merge.methods._della import RankedDrop
 from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.models import sampled_fingerprint
 from transship.verbs.merge.run import ROOM, merge

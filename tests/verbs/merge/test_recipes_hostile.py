@@ -12,8 +12,7 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from transship.errors import CheckpointError, NumericalError, TransshipError, TransshipWarning
-from transship.verbs.merge.methods._learned import LearnedMethod
-from transship.verbs.merge.methods._protocol import recipe_method, recipe_methods
+from transship.verbs.merge.protocol import LearnedMethod, recipe_method, recipe_methods
 from transship.verbs.merge.run import merge
 
 Make = Callable[..., None]

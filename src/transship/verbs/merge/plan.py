@@ -14,8 +14,7 @@ from transship.checkpoints import Adapter, find_dtype
 from transship.errors import OptionError
 from transship.numerics import INTERPRETER, TORCH, format_bytes
 from transship.registry import method_class
-from transship.verbs.merge.methods._learned import LearnedMethod
-from transship.verbs.merge.methods._protocol import CHUNK, RecipeMethod
+from transship.verbs.merge.protocol import CHUNK, LearnedMethod, RecipeMethod, parameters_of
 from transship.verbs.merge.recipe.adapters import AdapterMerge, merge_adapters
 from transship.verbs.merge.recipe.check import check_data, check_models, check_runs, wants_task_heads
 from transship.verbs.merge.recipe.compute import Execution, MadeModel
@@ -106,7 +105,7 @@ class MergePlan:
     def _learning(self) -> int:
         """Return the memory of whole models that run before anything is written."""
         method = next((step.method for step in self.steps if step.method is not None), None)
-        copies = method.copies if isinstance(method, LearnedMethod) else (2.0, 1.0)
+        copies = method.held if isinstance(method, LearnedMethod) else (2.0, 1.0)
         if self.recipe.weights is None and not isinstance(method, LearnedMethod):
             if not self.recipe.fits_heads:
                 return 0
@@ -339,7 +338,7 @@ def _describe(step: Step) -> dict[str, Any]:
     if step.base is not None:
         found["base"] = f"{step.base.reference}: {step.base.tensor}"
     if step.method is not None:
-        fields = {name: getattr(step.method, name) for name in step.method.__dataclass_fields__}  # type: ignore[attr-defined]
+        fields = {name: getattr(step.method, name) for name in parameters_of(type(step.method), "recipe")}
         found["parameters"] = {name: value for name, value in fields.items() if name not in step.values}
         found["per_model"] = {name: list(values) for name, values in step.values.items()}
     if step.note:

@@ -14,8 +14,8 @@ from transship import parallel
 from transship.atomic import check_target
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget, format_bytes
-from transship.verbs.merge.methods._protocol import Floats
 from transship.verbs.merge.plan import MergePlan, RecipeLike, plan
+from transship.verbs.merge.protocol import Floats
 from transship.verbs.merge.recipe.adapters import AdapterMerge
 from transship.verbs.merge.recipe.check import check_kinship
 from transship.verbs.merge.saving import Progress, Work, save_adapter, save_model, save_tasks

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from transship.errors import CheckpointError, DataError, NumericalError, OptionError
+from transship.registry import method_names
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.merge.fusion.evaluate import StepReport, quality, shift, summary
-from transship.verbs.merge.fusion.protocol import continual_names, norm
+from transship.verbs.merge.maths.states import norm
 
 
 def test_the_merged_model_runs_with_each_tasks_head(toy: Any):
@@ -234,7 +235,7 @@ def test_data_is_asked_for_where_it_is_needed(toy: Any):
     Fusion(toy.base, "average", heads="own").add(toy.tuned[0], name="task-0")
 
 
-@pytest.mark.parametrize("method", continual_names())
+@pytest.mark.parametrize("method", method_names("merge", facet="add"))
 def test_the_state_does_not_grow_with_the_models(method: str, toy: Any):
     short = {"otmf": {"iterations": 2}, "adamerging": {"steps": 2}, "concrete": {"steps": 2}}
     fusion = Fusion(toy.base, method, options=short.get(method), heads="own", keep_inputs=20)

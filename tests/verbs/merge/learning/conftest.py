@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.learning.joint import JointTask
+from transship.verbs.merge.joint import JointTask
 
 WIDTH, HIDDEN, INPUTS = 5, 7, 40
 

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
-from transship.verbs.merge.fusion.methods.adamerging import Adamerging
-from transship.verbs.merge.fusion.methods.concrete import Concrete
 from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.fusion.protocol import Step
-from transship.verbs.merge.learning.entropy import Descent, entropy, learn_coefficients, learn_mask, relaxed
-from transship.verbs.merge.learning.joint import JointTask, joint, merge_updates_of
+from transship.verbs.merge.joint import JointTask, joint, merge_updates_of
+from transship.verbs.merge.maths.entropy import Descent, entropy
+from transship.verbs.merge.methods.adamerging import Adamerging, learn_coefficients
+from transship.verbs.merge.methods.concrete import Concrete, learn_mask, relaxed
+from transship.verbs.merge.protocol import Arrival
 
 Tasks = dict[str, JointTask]
 
@@ -132,7 +132,7 @@ def test_relaxed_masks_are_those_of_torch_distributions():
 
 def test_continual_forms_learn_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
     steps = [
-        Step(
+        Arrival(
             number=number,
             base=origin.backbone,
             update=tasks[name].update(),

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from transship.errors import DataError, NumericalError, OptionError
-from transship.verbs.merge.fusion.methods.fisher import Fisher
 from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.fusion.protocol import Step, norm
-from transship.verbs.merge.learning.fisher import FisherSums
-from transship.verbs.merge.learning.joint import JointTask, joint, merge_updates_of
+from transship.verbs.merge.joint import JointTask, joint, merge_updates_of
+from transship.verbs.merge.maths.states import norm
+from transship.verbs.merge.methods.fisher import Fisher
+from transship.verbs.merge.protocol import Arrival
 
 Tasks = dict[str, JointTask]
 Weights = Callable[[str], dict[str, Tensor]]
@@ -41,7 +41,7 @@ def test_the_information_is_the_expectation_over_inputs_and_classes(
     inputs: dict[str, Tensor],
     weights_of: Weights,
 ):
-    found = FisherSums(inputs=9).information(tasks["b"].seen(), weights_of("b"))
+    found = Fisher().information(tasks["b"].seen(), weights_of("b"), inputs=9)
     expected = dense_information(network, fine_tunes["b"], inputs["b"][:9])
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -49,11 +49,9 @@ def test_the_information_is_the_expectation_over_inputs_and_classes(
 
 
 def test_drawn_classes_have_the_same_mean(tasks: Tasks, weights_of: Weights):
-    exact = FisherSums(inputs=4).information(tasks["b"].seen(), weights_of("b"))
-    draws = [
-        FisherSums("drawn", inputs=4, seed=seed).information(tasks["b"].seen(), weights_of("b"))["scale"]
-        for seed in range(400)
-    ]
+    exact = Fisher().information(tasks["b"].seen(), weights_of("b"), inputs=4)
+    drawn, task = Fisher(definition="drawn"), tasks["b"].seen()
+    draws = [drawn.information(task, weights_of("b"), inputs=4, seed=seed)["scale"] for seed in range(400)]
     torch.testing.assert_close(torch.stack(draws).mean(0), exact["scale"], rtol=0.15, atol=1e-4)
     assert not torch.equal(draws[0], draws[1])
 
@@ -65,7 +63,7 @@ def test_the_batch_definition_squares_a_gradient_summed_over_the_batch(
     inputs: dict[str, Tensor],
     weights_of: Weights,
 ):
-    found = FisherSums("batch", inputs=8, batch_size=4).information(tasks["a"].seen(), weights_of("a"))
+    found = Fisher(definition="batch", batch_size=4).information(tasks["a"].seen(), weights_of("a"), inputs=8)
     state = fine_tunes["a"]
     network.load_state_dict(weights_of("a"))
     total = torch.zeros_like(state["scale"])
@@ -85,7 +83,7 @@ def test_the_merge_is_the_weighted_mean_of_the_equation(
     )
     above = below = 0
     for name, share in zip("abc", (2.0, 1.0, 0.5), strict=True):
-        information = FisherSums().information(tasks[name].seen(), weights_of(name))
+        information = Fisher().information(tasks[name].seen(), weights_of(name))
         scaled = share * (information["scale"] / norm(information) + 1e-6)
         above, below = above + scaled * weights_of(name)["scale"], below + scaled
     torch.testing.assert_close(origin.backbone["scale"] + found["scale"], above / below, rtol=1e-5, atol=1e-6)
@@ -104,9 +102,9 @@ def test_weights_that_no_prediction_hangs_on_are_averaged(
 def test_continual_fisher_is_joint_fisher_in_every_order_and_remove_undoes_add(
     tasks: Tasks, origin: ModuleOrigin
 ):
-    def step(name: str, number: int) -> Step:
+    def step(name: str, number: int) -> Arrival:
         task = tasks[name]
-        return Step(number=number, base=origin.backbone, update=task.update(), incoming=task.seen())
+        return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.seen())
 
     method = Fisher(inputs=40)
     expected = merge_updates_of(origin.backbone, list(tasks.values()), "fisher")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from transship.errors import OptionError
 from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.learning.joint import JointTask, joint, merge_updates_of
+from transship.verbs.merge.joint import JointTask, joint, merge_updates_of
 
 Tasks = dict[str, JointTask]
 

@@ -64,7 +64,7 @@ def test_every_method_with_data_makes_one_backbone_and_a_head_for_each_task(
 def test_a_recipe_is_the_same_as_the_joint_merge_in_memory(pictures: Path, tmp_path: Path):
     import transformers
 
-    from transship.verbs.merge.learning.joint import joint
+    from transship.verbs.merge.joint import joint
 
     class Features(torch.nn.Module):
         def __init__(self, vit: torch.nn.Module) -> None:

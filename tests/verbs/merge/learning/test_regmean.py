@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from transship.errors import DataError, NumericalError
-from transship.verbs.merge.fusion.methods.regmean import Regmean
 from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.fusion.protocol import Step
-from transship.verbs.merge.learning.grams import input_grams, linear_maps, shrunk
-from transship.verbs.merge.learning.joint import JointTask, joint, merge_updates_of
-from transship.verbs.merge.learning.layers import forward_order
+from transship.verbs.merge.joint import JointTask, joint, merge_updates_of
+from transship.verbs.merge.maths.grams import input_grams, linear_maps, shrunk
+from transship.verbs.merge.methods.regmean import Regmean
+from transship.verbs.merge.methods.regmean_plus_plus import forward_order
+from transship.verbs.merge.protocol import Arrival
 
 Tasks = dict[str, JointTask]
 Weights = Callable[[str], dict[str, Tensor]]
 
 
-def step(origin: ModuleOrigin, task: JointTask, number: int = 1) -> Step:
-    return Step(number=number, base=origin.backbone, update=task.update(), incoming=task.seen())
+def step(origin: ModuleOrigin, task: JointTask, number: int = 1) -> Arrival:
+    return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.seen())
 
 
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

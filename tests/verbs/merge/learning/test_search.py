@@ -10,9 +10,10 @@ from torch import Tensor
 
 from transship.errors import NumericalError
 from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.fusion.protocol import Seen, Vector
-from transship.verbs.merge.learning.joint import JointTask
+from transship.verbs.merge.joint import JointTask
 from transship.verbs.merge.learning.search import Answers, Factors, Search, answers_of
+from transship.verbs.merge.maths.states import Vector
+from transship.verbs.merge.protocol import Seen
 
 Tasks = dict[str, JointTask]
 

@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 
 from transship.registry import build_method, method_class
-from transship.verbs.merge.methods import _protocol
-from transship.verbs.merge.methods._learned import LearnedMethod
-from transship.verbs.merge.methods._protocol import Operands, RecipeMethod, recipe_method, recipe_methods
+from transship.verbs.merge import protocol
+from transship.verbs.merge.protocol import (
+    LearnedMethod,
+    Operands,
+    RecipeMethod,
+    recipe_method,
+    recipe_methods,
+)
 
 Make = Callable[..., Operands]
 SHAPE = (7, 12)
@@ -54,7 +59,7 @@ def test_every_method_keeps_the_contract(operands: Make, name: str):
     for model, copy in zip(models, before, strict=True):
         np.testing.assert_array_equal(model, copy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_protocol, "CHUNK", 24)
+        patch.setattr(protocol, "CHUNK", 24)
         np.testing.assert_allclose(
             merged(name.replace("_", "-"), given, **fields), found, rtol=1e-5, atol=1e-6
         )
@@ -87,7 +92,7 @@ def peak(make: Make, name: str, rows: int) -> int:
 def test_a_method_holds_as_many_copies_of_a_tensor_as_the_plan_says(
     operands: Make, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(_protocol, "CHUNK", 1 << 14)
+    monkeypatch.setattr(protocol, "CHUNK", 1 << 14)
     kind = recipe_method(name)
     assert kind is not None
     small, large = (peak(operands, name, rows) for rows in (256, 768))
@@ -107,14 +112,15 @@ def test_a_model_equal_to_the_base_changes_nothing(operands: Make, name: str):
     np.testing.assert_allclose(merged(name.replace("_", "-"), given), base, atol=1e-6)
 
 
-def test_methods_are_told_by_their_class_and_only_the_asked_one_is_imported():
+def test_facets_are_read_from_the_class_and_only_the_asked_method_is_imported_without_torch():
     assert {"linear", "della", "regmean", "regmean++", "tsvm", "otmf"} <= set(recipe_methods())
+    assert {"average", "opcm", "base"}.isdisjoint(recipe_methods())
     assert recipe_method("regmean++") is recipe_method("regmean-plus-plus")
     assert recipe_method("dare-ties") is recipe_method("dare_ties")
-    assert recipe_method("_protocol") is None
+    assert recipe_method("_updates") is None
     code = (
-        "import sys; from transship.verbs.merge.methods._protocol import recipe_method\n"
-        "assert recipe_method('regmean') and recipe_method('della')\n"
+        "import sys; from transship.verbs.merge.protocol import recipe_method\n"
+        "assert recipe_method('ties') and recipe_method('tsvm')\n"
         "loaded = [name for name in sys.modules if name.startswith('transship.verbs.merge')]\n"
         "print('torch' in sys.modules, any(name.endswith('.fisher') for name in loaded))"
     )

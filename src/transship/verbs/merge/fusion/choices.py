@@ -9,8 +9,8 @@ from typing import Any
 from transship.errors import OptionError
 from transship.registry import parse_fields
 from transship.verbs.merge.fusion.heads import LABELLED, HeadSettings, head_kinds
-from transship.verbs.merge.fusion.protocol import ContinualMethod, continual_method
 from transship.verbs.merge.fusion.refresh import Fitting
+from transship.verbs.merge.protocol import ContinualMethod, continual_method, parameters_of
 
 # The strength that `auto` recommends. Where inputs are kept and heads refitted, the average at the length of
 # the updates is worth as much as OPCM, depends on no order, and lets models leave again. Where heads are
@@ -41,11 +41,18 @@ class Choices:
     evaluate: bool
     seed: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The method's parameters."""
+        return {name: getattr(self.method, name) for name in parameters_of(type(self.method), "fusion")}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the arguments that `choose` takes, as plain data."""
         return {
             "method": self.method_name,
-            "options": dataclasses.asdict(self.method),  # type: ignore[call-overload]
+            "options": {
+                name: getattr(self.method, name) for name in parameters_of(type(self.method), "fusion")
+            },
             "heads": list(self.fitting.kinds),
             "head_options": dataclasses.asdict(self.fitting.settings),
             "keep_inputs": self.keep_inputs,

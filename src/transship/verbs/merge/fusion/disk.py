@@ -20,9 +20,9 @@ from transship.checkpoints import open as open_checkpoint
 from transship.checkpoints.names import translation
 from transship.errors import CheckpointError
 from transship.verbs.merge.fusion.heads import LinearHead
-from transship.verbs.merge.fusion.origin import Arrival, Origin
-from transship.verbs.merge.fusion.protocol import Vector
+from transship.verbs.merge.fusion.origin import FineTune, Origin
 from transship.verbs.merge.fusion.tasks import TaskModel
+from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.recipe.lineage import check_adapter
 from transship.verbs.merge.recipe.words import Words
 from transship.verbs.merge.whole import whole_model
@@ -93,7 +93,7 @@ class CheckpointOrigin(Origin):
         """Return the checkpoint's hash."""
         return self.checkpoint.fingerprint()
 
-    def admit(self, tuned: Any, name: str) -> Arrival:
+    def admit(self, tuned: Any, name: str) -> FineTune:
         """Return a fine-tune or an adapter as an update of this base."""
         checkpoint = self._open(tuned)
         self._check_words(checkpoint)
@@ -115,7 +115,7 @@ class CheckpointOrigin(Origin):
         names = {one: meant[one] for one in self.names}
         files = _files(loaded, checkpoint, names)
         model = self._task_model(name, loaded, names)
-        return Arrival(
+        return FineTune(
             checkpoint.name,
             checkpoint.fingerprint(),
             update,
@@ -229,7 +229,7 @@ class CheckpointOrigin(Origin):
 
         loaded.tokenizer, loaded.image_processor = preprocessors(str(folder), {"local_files_only": True})
 
-    def _admit_adapter(self, adapter: Adapter, name: str) -> Arrival:
+    def _admit_adapter(self, adapter: Adapter, name: str) -> FineTune:
         change = Update.from_adapter(adapter, self.checkpoint)
         if change.added:
             return self._admit_headed(adapter, name)
@@ -244,9 +244,9 @@ class CheckpointOrigin(Origin):
         update = self._update(tuned, adapter.name)
         self.names = self.names or tuple(update)
         model = TaskModel(name, self.model, {one: one for one in self.names}, None)
-        return Arrival(adapter.name, adapter.fingerprint(), update, model)
+        return FineTune(adapter.name, adapter.fingerprint(), update, model)
 
-    def _admit_headed(self, adapter: Adapter, name: str) -> Arrival:
+    def _admit_headed(self, adapter: Adapter, name: str) -> FineTune:
         """Return an adapter with a head of its own as the model that it makes of the base."""
         places = self.checkpoint.folder, adapter.folder
         whole = whole_model(*places, owner=self, allow_pickle=self.allow_pickle)

@@ -17,11 +17,12 @@ from transship.verbs.merge.fusion.evaluate import StepReport, summary
 from transship.verbs.merge.fusion.heads import LABELLED, HeadKind, HeadSettings, LinearHead, carry
 from transship.verbs.merge.fusion.joining import check_inputs, new_task
 from transship.verbs.merge.fusion.measure import PeakMemory
-from transship.verbs.merge.fusion.origin import Arrival, ModuleOrigin, Origin
-from transship.verbs.merge.fusion.protocol import ContinualMethod, State, Step, Vector, norm
+from transship.verbs.merge.fusion.origin import FineTune, ModuleOrigin, Origin
 from transship.verbs.merge.fusion.refresh import Fitting, find_strength, refresh, scaled
 from transship.verbs.merge.fusion.rows import TaskRows, task_rows
 from transship.verbs.merge.fusion.tasks import Rows, Task, TaskModel
+from transship.verbs.merge.maths.states import State, Vector, norm
+from transship.verbs.merge.protocol import Arrival, ContinualMethod
 
 
 class Fusion:
@@ -292,7 +293,7 @@ class Fusion:
             found = f"{stem}-{number}"
         return found
 
-    def _check_new(self, arrival: Arrival) -> None:
+    def _check_new(self, arrival: FineTune) -> None:
         known = {task.fingerprint: task.name for task in self._tasks}
         if arrival.fingerprint in known:
             raise OptionError(
@@ -301,7 +302,7 @@ class Fusion:
                 fix="give another fine-tune; merge status lists those that are in",
             )
 
-    def _step(self, arrival: Arrival, rows: TaskRows, *, joins: bool) -> Step:
+    def _step(self, arrival: FineTune, rows: TaskRows, *, joins: bool) -> Arrival:
         check_inputs(arrival, rows, self.choices, joins=joins)
         previous: TaskModel | None = None
         if joins and self.method.replay and self._tasks:
@@ -310,7 +311,7 @@ class Fusion:
             previous = last.opener().over(None if kept is None else kept.inputs)
         incoming = arrival.model.over(rows.inputs)
         number = len(self._tasks) + (1 if joins else 0)
-        return Step(number, self.origin.backbone, arrival.update, incoming, previous, self.choices.seed)
+        return Arrival(number, self.origin.backbone, arrival.update, incoming, previous, self.choices.seed)
 
     def _settle(
         self,
@@ -348,7 +349,7 @@ class Fusion:
             features = incoming.features(backbone, self.fitting.batch_size)
             task.heads["carried-once"] = carry(features, outputs, task.heads["own"], self.fitting.settings)
 
-    def _rows_again(self, task: Task, arrival: Arrival, data: Any, inputs: int | None) -> TaskRows:
+    def _rows_again(self, task: Task, arrival: FineTune, data: Any, inputs: int | None) -> TaskRows:
         rows = task_rows(
             data,
             None,

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transship.errors import OptionError
 from transship.geometry import LinearMap, Moments, ridge, ridge_loo
 from transship.registry import unknown
-from transship.verbs.merge.fusion.adam import Adam
+from transship.verbs.merge.maths.adam import Adam
 
 HeadKind = Literal["own", "tuned", "tuned-fresh", "carried-once", "carried", "carried-polished"]
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)

@@ -9,36 +9,37 @@ from transship.errors import DataError
 from transship.verbs.merge.fusion.choices import Choices
 from transship.verbs.merge.fusion.evaluate import accuracy
 from transship.verbs.merge.fusion.heads import LABELLED, LinearHead
-from transship.verbs.merge.fusion.origin import Arrival
-from transship.verbs.merge.fusion.protocol import Step, norm
+from transship.verbs.merge.fusion.origin import FineTune
 from transship.verbs.merge.fusion.rows import TaskRows, take
 from transship.verbs.merge.fusion.tasks import Kept, Task, TestRows
+from transship.verbs.merge.maths.states import norm
+from transship.verbs.merge.protocol import Arrival
 
 
-def check_inputs(arrival: Arrival, rows: TaskRows, choices: Choices, *, joins: bool) -> None:
+def check_inputs(tuned: FineTune, rows: TaskRows, choices: Choices, *, joins: bool) -> None:
     """Refuse a task without inputs where the method needs some, or, for one that joins, its head."""
     carried = [kind for kind in choices.fitting.kinds if joins and kind.startswith("carried")]
     what = ""
     if choices.method.needs_data:
         what = choices.method_name
-    elif carried and arrival.model.head is not None:
+    elif carried and tuned.model.head is not None:
         what = f"a head of kind '{carried[0]}'"
     if what and not len(rows.inputs):
-        raise DataError(f"{what} needs inputs of the task", where=arrival.source, fix="give them with --data")
+        raise DataError(f"{what} needs inputs of the task", where=tuned.source, fix="give them with --data")
 
 
 def new_task(
-    name: str, arrival: Arrival, rows: TaskRows, step: Step, choices: Choices, about: Mapping[str, Any]
+    name: str, tuned: FineTune, rows: TaskRows, arrival: Arrival, choices: Choices, about: Mapping[str, Any]
 ) -> tuple[Task, Tensor | None]:
     """Return the task, and its own model's outputs on the rows that use them; its weights are used up."""
-    model, tuned, test = arrival.model, step.tuned, rows.test
+    model, weights, test = tuned.model, arrival.tuned, rows.test
     size = choices.fitting.batch_size
     kept: Kept | None = None
     outputs: Tensor | None = None
     individual: float | None = None
     if model.head is not None and test is not None and choices.evaluate:
         _check_classes(test, model.head, name)
-        features = model.over(test.inputs).features(tuned, size)
+        features = model.over(test.inputs).features(weights, size)
         individual = accuracy(model.head(features), test.labels)
     if len(rows.inputs):
         every = len(rows.inputs)
@@ -47,7 +48,7 @@ def new_task(
         own: Tensor | None = None
         if asked:
             chosen = rows.inputs if asked == every else take(rows.inputs, range(asked))
-            own = model.over(chosen).features(tuned, size)
+            own = model.over(chosen).features(weights, size)
             outputs = None if model.head is None else model.head(own)
         labelled = rows.labels is not None and LABELLED & set(choices.fitting.kinds)
         if count:
@@ -59,16 +60,16 @@ def new_task(
             )
     task = Task(
         name,
-        arrival.fingerprint,
-        arrival.source,
+        tuned.fingerprint,
+        tuned.source,
         opener=lambda: model,
         keeper=lambda: kept,
         tester=lambda: test,
-        files=None if arrival.files is None else lambda: arrival.files,
+        files=None if tuned.files is None else lambda: tuned.files,
         heads={} if model.head is None else {"own": model.head},
-        norm=norm(arrival.update),
+        norm=norm(tuned.update),
         individual=individual,
-        label_names=arrival.label_names,
+        label_names=tuned.label_names,
         about={**rows.about, **about},
     )
     return task, outputs

@@ -19,15 +19,15 @@ from transship.activations import FunctionalModel, load_model
 from transship.activations.functional import Features
 from transship.errors import CheckpointError, NumericalError
 from transship.verbs.merge.fusion.heads import LinearHead
-from transship.verbs.merge.fusion.protocol import Vector, norm
 from transship.verbs.merge.fusion.tasks import TaskModel
+from transship.verbs.merge.maths.states import Vector, norm
 
 # A fine-tune moves its weights by a few percent; another model of the same shape lies at about √2.
 STRANGER = 0.7
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
+class FineTune:
     """A fine-tune that fits the base.
 
     Attributes:
@@ -68,7 +68,7 @@ class Origin(ABC):
         """Return a hash of the weights."""
 
     @abstractmethod
-    def admit(self, tuned: Any, name: str) -> Arrival:
+    def admit(self, tuned: Any, name: str) -> FineTune:
         """Return the fine-tune as an update of this base, or refuse it in one sentence."""
 
     @property
@@ -154,7 +154,7 @@ class ModuleOrigin(Origin):
         """Return a hash of the weights."""
         return fingerprint(self._weights)
 
-    def admit(self, tuned: Any, name: str) -> Arrival:
+    def admit(self, tuned: Any, name: str) -> FineTune:
         """Return a state dict (or a module) as an update; `head.weight` and `head.bias` are its head."""
         given: Mapping[str, Tensor] = tuned.state_dict() if isinstance(tuned, nn.Module) else tuned
         inside = {key: value for key, value in given.items() if not key.startswith(self.head)}
@@ -182,7 +182,7 @@ class ModuleOrigin(Origin):
         self.names = self.names or tuple(update)
         model = TaskModel(name, self.model, {one: one for one in self.names}, head)
         digest = fingerprint({**inside, **({} if head is None else {self.head: head.weight})})
-        return Arrival(name, digest, update, model)
+        return FineTune(name, digest, update, model)
 
     def _tied(self) -> set[str]:
         """Return names under which the module knows a parameter that comes earlier under another."""

@@ -11,7 +11,6 @@
 The folder is written beside its target and exchanged in one step: a kill leaves the old one.
 """
 
-import dataclasses
 import errno
 import json
 import os
@@ -36,9 +35,9 @@ from transship.verbs.merge.fusion.disk import CheckpointOrigin, TaskFiles
 from transship.verbs.merge.fusion.evaluate import StepReport
 from transship.verbs.merge.fusion.heads import HEAD_KINDS, HeadKind, LinearHead
 from transship.verbs.merge.fusion.inputs import read_kept, write_kept
-from transship.verbs.merge.fusion.protocol import State, Vector
 from transship.verbs.merge.fusion.rows import task_rows
 from transship.verbs.merge.fusion.tasks import Task, TestRows
+from transship.verbs.merge.maths.states import State, Vector
 
 if TYPE_CHECKING:
     from transship.verbs.merge.fusion.engine import Fusion
@@ -367,7 +366,7 @@ def _card(fusion: "Fusion") -> ModelCard:
         verb="merge",
         method=fusion.choices.method_name,
         summary="The merged backbone. Each task's model, with its head, is in the folder tasks.",
-        parameters={**dataclasses.asdict(fusion.method), "strength": fusion.strength},  # type: ignore[call-overload]
+        parameters={**fusion.choices.options, "strength": fusion.strength},
         inputs=(
             Input.of("base", checkpoint),
             *(Input("tuned", task.source, task.fingerprint) for task in fusion.tasks),

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from transship.errors import OptionError
-from transship.verbs.merge.fusion.protocol import Vector
 from transship.verbs.merge.learning.opened import (
     RecipeModel,
     base_weights,
@@ -13,8 +12,9 @@ from transship.verbs.merge.learning.opened import (
     shared_names,
 )
 from transship.verbs.merge.learning.search import Found, Search
-from transship.verbs.merge.methods._learned import LearnedMethod, Occasion, Watch, nobody
+from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.plan import MergePlan
+from transship.verbs.merge.protocol import Joint, LearnedMethod, Watch, nobody
 from transship.verbs.merge.recipe.steps import scaled
 
 
@@ -33,7 +33,7 @@ def learn(plan: MergePlan, watch: Watch = nobody) -> Vector:
     models = recipe_models(plan, labelled=method.needs_labels)
     names = shared_names(models)
     values = {key: [float(value) for value in found] for key, found in steps[0].values.items()}
-    return method.learn(Occasion(base_weights(plan, names), models, values, plan.recipe.seed, watch))
+    return method.learn(Joint(base_weights(plan, names), models, values, plan.recipe.seed, watch))
 
 
 def search_weights(plan: MergePlan, watch: Watch = nobody) -> Found:

@@ -14,9 +14,9 @@ from transship.checkpoints import Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.data import load
 from transship.errors import CheckpointError
-from transship.verbs.merge.fusion.protocol import Vector
 from transship.verbs.merge.fusion.rows import TaskRows, task_rows
 from transship.verbs.merge.fusion.tasks import TaskModel
+from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.models import StoredModel
 from transship.verbs.merge.recipe.reference import ModelReference

@@ -16,10 +16,10 @@ from torch.nn import functional
 from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import chunks
-from transship.verbs.merge.fusion.protocol import Seen, Vector
-from transship.verbs.merge.learning.entropy import entropy
-from transship.verbs.merge.learning.needs import check_classes, check_inputs
-from transship.verbs.merge.methods._learned import Watch, nobody
+from transship.verbs.merge.maths.checks import check_classes, check_inputs
+from transship.verbs.merge.maths.entropy import entropy
+from transship.verbs.merge.maths.states import Vector
+from transship.verbs.merge.protocol import Seen, Watch, nobody
 from transship.verbs.merge.recipe.running import TRIAL_BATCH
 
 Factors = tuple[float, ...]

@@ -16,12 +16,11 @@ from transship.checkpoints import narrow, widen
 from transship.errors import DataError, OptionError
 from transship.verbs.merge.fusion.evaluate import accuracy
 from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, polish, tune
-from transship.verbs.merge.fusion.protocol import Vector
 from transship.verbs.merge.fusion.tasks import TaskModel
 from transship.verbs.merge.learning.opened import RecipeModel, merged_steps, recipe_models
-from transship.verbs.merge.methods._learned import Watch, nobody
-from transship.verbs.merge.methods._protocol import Floats
+from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.plan import MergePlan
+from transship.verbs.merge.protocol import Floats, Watch, nobody
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.running import HEAD_BATCH
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.merge.methods._dare import Dare
+from transship.verbs.merge.methods.dare_linear import DareLinear
 
 
 @dataclass(frozen=True, kw_only=True)
-class DareTies(Dare):
+class DareTies(DareLinear):
     """Drop entries of each update at random, enlarge the others, and merge those of the elected sign.
 
     Yu et al., "Language Models are Super Mario: Absorbing Abilities from Homologous Models as a Free Lunch",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.merge.methods._della import RankedDrop
+from transship.verbs.merge.methods.della_linear import DellaLinear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Della(RankedDrop):
+class Della(DellaLinear):
     """Drop entries at random, small ones of each row more often, and merge those of the elected sign.
 
     Deep et al., "DELLA-Merging: Reducing Interference in Model Merging through Magnitude-Based Sampling": an

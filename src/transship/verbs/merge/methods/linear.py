@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from transship.errors import OptionError
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Linear(RecipeMethod):
     required: ClassVar[tuple[str, ...]] = ("weight",)
     per_model: ClassVar[tuple[str, ...]] = ("weight",)
     parity: ClassVar[bool] = True
+    linear: ClassVar[bool] = True
 
     weight: float = 1.0
     normalize: bool = True

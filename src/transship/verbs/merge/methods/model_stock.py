@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
-from transship.verbs.merge.methods._spans import Doubles, combine, gram
+from transship.verbs.merge.maths.spans import Doubles, combine, gram
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,7 @@ class ModelStock(RecipeMethod):
         width, count = (operands.shape or (1,))[-1], len(operands.models)
         for part in operands.row_parts(width):
             origin = operands.origin(part)
-            stack = np.stack(
-                [operands.update(index, part, origin).reshape(-1, width) for index in range(count)]
-            )
+            stack = np.stack([update.reshape(-1, width) for update in operands.updates(part, origin)])
             products = np.einsum("irw,jrw->rij", stack, stack, dtype=np.float64)
             shares = _share(products, count).astype(np.float32)
             yield origin + (stack.mean(axis=0) * shares[:, None]).reshape(-1)

@@ -1,14 +1,18 @@
 """Multi-task training: no merge, but what merges are measured against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from transship.verbs.merge.methods._learned import LearnedMethod, Occasion
+import torch
+from torch import Tensor
+from torch.nn import functional
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from transship import parallel
+from transship.errors import NumericalError, OptionError
+from transship.numerics import derive_seed
+from transship.verbs.merge.maths.checks import check_classes, class_logits
+from transship.verbs.merge.maths.states import Vector
+from transship.verbs.merge.protocol import Joint, LearnedMethod, Learner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,7 @@ class Multitask(LearnedMethod):
     """
 
     paper: ClassVar[str] = "Caruana, 1997"
-    copies: ClassVar[tuple[float, float]] = (8.0, 1.0)
+    held: ClassVar[tuple[float, float]] = (8.0, 1.0)
     needs_labels: ClassVar[bool] = True
 
     start: Literal["base", "average"] = "average"
@@ -34,10 +38,67 @@ class Multitask(LearnedMethod):
     learning_rate: float = 5e-5
     batch_size: int = 16
 
-    def learn(self, occasion: Occasion) -> dict[str, Tensor]:
-        """Return the trained update."""
-        from transship.verbs.merge.learning.multitask import train
+    def learn(self, joint: Joint) -> Vector:
+        """Return θ − θ_0 after Adam on Σ_tasks cross-entropy, one task's graph at a time.
 
-        return train(
-            occasion, self.steps, self.learning_rate, self.batch_size, average=self.start == "average"
+        Processes share the rows of each batch.
+        """
+        tasks = [model.seen() for model in joint.models]
+        labels = [_labels(model, joint) for model in joint.models]
+        weights = self._start(joint)
+        optimiser = torch.optim.Adam(weights.values(), lr=self.learning_rate)
+        draws = [
+            task.draws(self.batch_size, derive_seed(joint.seed, "multitask", place))
+            for place, task in enumerate(tasks)
+        ]
+        for step in range(self.steps):
+            joint.watch(step, self.steps, "training")
+            optimiser.zero_grad(set_to_none=True)
+            for task, classes, stream in zip(tasks, labels, draws, strict=True):
+                rows = next(stream)
+                own = list(parallel.share(rows))
+                if not own:
+                    continue
+                with torch.enable_grad():
+                    outputs = class_logits(task.read(weights, task.batch(own)).outputs, task, "multitask")
+                    loss = functional.cross_entropy(outputs, classes[own].to(outputs.device))
+                    loss = loss * (len(own) / len(rows))
+                if not torch.isfinite(loss):
+                    raise NumericalError(
+                        f"the loss became {float(loss)} in step {step + 1}",
+                        where=task.name,
+                        fix="choose a smaller learning rate",
+                    )
+                loss.backward()  # type: ignore[no-untyped-call]
+            parallel.add_gradients(weights.values())
+            optimiser.step()
+        return {name: tensor.detach() - joint.base[name] for name, tensor in weights.items()}
+
+    def _start(self, joint: Joint) -> Vector:
+        updates = [model.update() for model in joint.models] if self.start == "average" else []
+        weights = {}
+        for name, tensor in joint.base.items():
+            start = tensor.clone()
+            for update in updates:
+                start += update[name] / len(updates)
+            weights[name] = start.requires_grad_()
+        return weights
+
+
+def _labels(model: Learner, joint: Joint) -> Tensor:
+    """Return a task's classes, one for each input and within its head."""
+    labels = model.labels()
+    if labels is None:
+        raise OptionError(
+            "multitask trains on labels, and the data has no labels", where=model.name, fix="name them"
         )
+    task = model.seen()
+    classes = check_classes(task, dict(joint.base), "multitask")
+    if len(labels) != task.count or int(labels.min()) < 0 or int(labels.max()) >= classes:
+        raise OptionError(
+            f"the data has label {int(labels.max())} in {len(labels)} rows, and the head {classes} classes "
+            f"for {task.count} inputs",
+            where=model.name,
+            fix="give the data that the model was trained on",
+        )
+    return labels.long()

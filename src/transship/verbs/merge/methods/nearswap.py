@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
-from transship.verbs.merge.methods._spans import Doubles, combine, gram, slerp_coefficients
+from transship.verbs.merge.maths.spans import Doubles, combine, gram, slerp_coefficients
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,38 +50,36 @@ class NuSlerp(RecipeMethod):
     def _rows(self, operands: Operands, share: float) -> Iterator[Floats]:
         width = operands.shape[-1]
         for part in operands.row_parts(width):
-            one, other = (operands.update(index, part).reshape(-1, width) for index in (0, 1))
-            products = [np.einsum("ij,ij->i", a, b, dtype=np.float64) for a, b in _pairs(one, other)]
-            first, second = _coefficients(share, *products)
-            mixed = (
-                one * first[:, None].astype(np.float32) + other * second[:, None].astype(np.float32)
-            ).reshape(-1)
+            left, right = (update.reshape(-1, width) for update in operands.updates(part))
+            products = [np.einsum("ij,ij->i", a, b, dtype=np.float64) for a, b in _pairs(left, right)]
+            first, second = (scale[:, None].astype(np.float32) for scale in _coefficients(share, *products))
+            mixed = (left * first + right * second).reshape(-1)
             yield mixed if operands.base is None else mixed + operands.origin(part)
 
     def _columns(self, operands: Operands, share: float) -> Iterator[Floats]:
         width = operands.row
         products = [np.zeros(width) for _ in range(3)]
         for part in operands.row_parts():
-            one, other = (operands.update(index, part).reshape(-1, width) for index in (0, 1))
-            for total, (a, b) in zip(products, _pairs(one, other), strict=True):
+            left, right = (update.reshape(-1, width) for update in operands.updates(part))
+            for total, (a, b) in zip(products, _pairs(left, right), strict=True):
                 total += np.einsum("ij,ij->j", a, b, dtype=np.float64)
         first, second = (values.astype(np.float32) for values in _coefficients(share, *products))
         for part in operands.row_parts():
-            one, other = (operands.update(index, part).reshape(-1, width) for index in (0, 1))
-            mixed = (one * first + other * second).reshape(-1)
+            left, right = (update.reshape(-1, width) for update in operands.updates(part))
+            mixed = (left * first + right * second).reshape(-1)
             yield mixed if operands.base is None else mixed + operands.origin(part)
 
 
-def _pairs(one: Floats, other: Floats) -> list[tuple[Floats, Floats]]:
-    return [(one, one), (other, other), (one, other)]
+def _pairs(left: Floats, right: Floats) -> list[tuple[Floats, Floats]]:
+    return [(left, left), (right, right), (left, right)]
 
 
 def _products(products: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     return products[0, 0], products[1, 1], products[0, 1]
 
 
-def _coefficients(share: float, one: Doubles, other: Doubles, cross: Doubles) -> tuple[Doubles, Doubles]:
+def _coefficients(share: float, left: Doubles, right: Doubles, cross: Doubles) -> tuple[Doubles, Doubles]:
     """Return the coefficients from ‖d_1‖², ‖d_2‖² and ⟨d_1, d_2⟩; the straight line where sin²θ ≤ 1e-16."""
-    lengths = np.maximum(np.sqrt(one), 1e-7) * np.maximum(np.sqrt(other), 1e-7)
+    lengths = np.maximum(np.sqrt(left), 1e-7) * np.maximum(np.sqrt(right), 1e-7)
     cosine = np.clip(cross / lengths, -1.0, 1.0)
     return slerp_coefficients(cosine, share, 1.0 - np.square(cosine) <= 1e-16)

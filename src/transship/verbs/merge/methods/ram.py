@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
-from transship.verbs.merge.methods._updates import contributions
+from transship.verbs.merge.maths.updates import contributions
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

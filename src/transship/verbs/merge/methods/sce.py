@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
-from transship.verbs.merge.methods._sparsify import Sparsifier, keep_all, keep_none, largest
-from transship.verbs.merge.methods._updates import total
+from transship.verbs.merge.maths.sparsify import Sparsifier, keep_all, keep_none, largest
+from transship.verbs.merge.maths.updates import total
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +72,14 @@ class Sce(RecipeMethod):
 def _variance(operands: Operands, part: slice) -> Floats:
     """Return the population variance of each entry over the models."""
     origin = operands.origin(part)
-    stack = np.stack([operands.update(index, part, origin) for index in range(len(operands.models))])
+    stack = np.stack(operands.updates(part, origin))
     variance: Floats = np.var(stack, axis=0, dtype=np.float32)
     return variance
 
 
 def _updates(operands: Operands, part: slice, origin: Floats, selected: Sparsifier) -> list[Floats]:
     """Return the selected part of all updates; the mask is the same for every model, so it is made once."""
-    updates = [operands.update(index, part, origin) for index in range(len(operands.models))]
+    updates = operands.updates(part, origin)
     if selected is not keep_all:
         mask = np.ones(part.stop - part.start, np.float32)
         selected(mask, part)

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
-from transship.verbs.merge.methods._spans import combine, gram, slerp_coefficients
+from transship.verbs.merge.maths.spans import combine, gram, slerp_coefficients
+from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from transship.errors import OptionError
-from transship.verbs.merge.methods._protocol import Operands, Survey
-from transship.verbs.merge.methods._selection import kth_in_model
-from transship.verbs.merge.methods._sparsify import Largest, Sparsifier, by_magnitude, matching_norm
+from transship.verbs.merge.maths.selection import kth_in_model
+from transship.verbs.merge.maths.sparsify import Largest, Sparsifier, by_magnitude, matching_norm
 from transship.verbs.merge.methods._updates import UpdateMethod
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, Operands, Survey, parameter
+
+if TYPE_CHECKING:
+    from transship.verbs.merge.maths.states import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ties(UpdateMethod):
-    """Keep the largest entries of each update, elect a sign for each entry, and average those that agree.
+class Ties(UpdateMethod, ContinualMethod):
+    """Keep the largest entries of each update, elect a sign for each entry, and merge those that agree.
 
     Yadav et al., "TIES-Merging: Resolving Interference When Merging Models", Algorithm 1. Recipes trim each
     tensor by itself, as mergekit does; the paper trims over the whole model (`trim: global`).
 
+    One after another, as FusionBench has it: the first step is λ τ_1; afterwards the rows of V = [τ_m, τ_t],
+    flattened over the whole model, keep their largest share of entries, the sign of an entry is that of its
+    sum (zero sums take the sign of the majority), agreeing entries are summed, and τ_m ← τ_m + λ · that. The
+    merged vector feeds itself and grows; the result depends on the order.
+
     Attributes:
+        density: the share of each update's entries that is kept, exactly; of equal magnitudes the first.
         trim: `tensor` keeps the share of each tensor, exactly, of equal magnitudes the lower index; `global`
             keeps it of the whole model and, as the paper's code, every entry at the threshold.
+        scale: λ (`lambda` in recipes).
     """
 
     paper: ClassVar[str] = "Yadav et al., 2023"
     parity: ClassVar[bool] = True
     whole: ClassVar[int] = 1
     elect: ClassVar[bool] = True
+    copies: ClassVar[float] = 5.0
 
-    trim: Literal["tensor", "global"] = "tensor"
-    normalize: bool = True
+    density: float = parameter(1.0, fusion=0.2)
+    normalize: bool = parameter(True, only="recipe")
+    scale: float = parameter(1.0, fusion=0.5)
+    trim: Literal["tensor", "global"] = parameter("tensor", only="recipe")
 
     @property
     def wants_survey(self) -> bool:
@@ -40,27 +53,39 @@ class Ties(UpdateMethod):
 
     def survey(self, tensors: Survey) -> list[float]:
         """Return each model's threshold: its ⌊density·n⌋-th largest magnitude in the whole model."""
-        densities = _densities(tensors)
-        return [kth_in_model(tensors, index, density) for index, density in enumerate(densities)]
+        return [kth_in_model(tensors, index, density) for index, density in enumerate(_densities(tensors))]
 
     def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
         """Return what trims each update."""
-        found: list[Sparsifier] = []
+        sparsifiers: list[Sparsifier] = []
         for index, density in enumerate(operands.number("density")):
             if self.trim == "global":
                 # all that equal the threshold stay: so the order of the tensors cannot matter
                 kept: Sparsifier = Largest(operands.survey[index], places=1, ties=1)
             else:
                 kept = by_magnitude(operands, index, density)
-            found.append(matching_norm(operands, index, kept) if self.rescale else kept)
-        return found
+            sparsifiers.append(matching_norm(operands, index, kept) if self.rescale else kept)
+        return sparsifiers
+
+    def first(self, arrival: Arrival) -> State:
+        """Return λ τ_1."""
+        return {"merged": {name: self.scale * change for name, change in arrival.update.items()}}
+
+    def add(self, state: State, arrival: Arrival) -> State:
+        """Return τ_m + λ · the agreeing entries of both."""
+        # recipes run without torch
+        from transship.verbs.merge.maths.agreement import agreeing
+
+        old = state["merged"]
+        agreed = agreeing([old, {name: arrival.update[name] for name in old}], self.density)
+        return {"merged": {name: old[name].add(part, alpha=self.scale) for name, part in agreed.items()}}
 
 
 def _densities(tensors: Survey) -> list[float]:
     """Return each model's density, which has to be the same in all tensors."""
-    found = {tuple(operands.number("density")) for operands in tensors()}
-    if len(found) > 1:
+    densities = {tuple(operands.number("density")) for operands in tensors()}
+    if len(densities) > 1:
         raise OptionError(
             "density differs between tensors", where="trim: global", fix="give one density, or trim: tensor"
         )
-    return list(found.pop())
+    return list(densities.pop())

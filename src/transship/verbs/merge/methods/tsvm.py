@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, Floats, Operands, RecipeMethod
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from transship.verbs.merge.maths.states import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tsvm(RecipeMethod):
+class Tsvm(RecipeMethod, ContinualMethod):
     """Join the leading singular vectors of all updates, made orthonormal, matrix by matrix.
 
     Gargiulo et al., "Task Singular Vectors: Reducing Task Interference in Model Merging": of each of T
     matrices the ⌊min(m, n)/T⌋ leading triplets stay; the stacked U and V are replaced by their polar factors,
     and τ = λ U diag(S) Vᵀ. Tensors that are no matrix, or have fewer rows or columns than there are models,
-    are averaged. It needs no data.
+    are averaged. It needs no data. One after another, T = 2, on τ_m and τ_t.
 
     Attributes:
         scale: λ (`lambda` in recipes).
@@ -37,16 +42,27 @@ class Tsvm(RecipeMethod):
         count = len(operands.models)
         if len(operands.shape) != 2 or min(operands.shape) < count:
             origin = operands.origin(whole)
-            total = sum((operands.update(index, whole, origin) for index in range(count)), np.float32(0))
+            total = sum(operands.updates(whole, origin), np.float32(0))
             yield np.asarray(origin + total / np.float32(count), np.float32)
             return
+        # only matrices need torch: the plan of a recipe does not
         import torch
 
-        from transship.verbs.merge.fusion.methods.tsvm import singular_bases
+        from transship.verbs.merge.maths.bases import joined
 
-        matrices = [
-            torch.from_numpy(operands.update(index, whole).reshape(operands.shape)) for index in range(count)
-        ]
-        u, s, v = singular_bases(matrices)
-        joint = ((self.scale * u * s) @ v.T).numpy().reshape(-1)
+        matrices = [torch.from_numpy(update.reshape(operands.shape)) for update in operands.updates(whole)]
+        joint = joined(matrices, self.scale).numpy().reshape(-1)
         yield (operands.origin(whole) + joint).astype(np.float32)
+
+    def add(self, state: State, arrival: Arrival) -> State:
+        """Return the joined vector."""
+        merged = state["merged"]
+        return {"merged": {name: self._pair(old, arrival.update[name]) for name, old in merged.items()}}
+
+    def _pair(self, old: Tensor, new: Tensor) -> Tensor:
+        if old.ndim != 2 or min(old.shape) < 2:
+            return (old + new) / 2
+        # recipes are planned without torch
+        from transship.verbs.merge.maths.bases import joined
+
+        return joined([old, new], self.scale).to(old.dtype)

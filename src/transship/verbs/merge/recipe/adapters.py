@@ -23,7 +23,7 @@ from transship.checkpoints.terms import Factors, LowRank
 from transship.errors import CheckpointError, OptionError
 from transship.numerics import TORCH
 from transship.registry import method_class
-from transship.verbs.merge.methods._protocol import Floats, RecipeMethod
+from transship.verbs.merge.protocol import Floats, RecipeMethod, recipe_method, recipe_methods
 from transship.verbs.merge.recipe.check import complain
 from transship.verbs.merge.recipe.layout import find_layout, is_head
 from transship.verbs.merge.recipe.lineage import check_adapter
@@ -32,7 +32,6 @@ from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe, Source
 from transship.verbs.merge.recipe.values import coerce
 
-LINEAR = ("linear", "task_arithmetic")
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?A(?:\..+)?")
 
 
@@ -157,9 +156,11 @@ def merge_adapters(
     recipe: Recipe, adapters: Mapping[ModelReference, Adapter], allow_pickle: bool
 ) -> AdapterMerge:
     """Prepare the merge of a recipe whose models are all adapters."""
-    if recipe.method not in LINEAR or len(recipe.modules) != 1 or not recipe.modules[0].whole:
+    kind = recipe_method(recipe.method)
+    if kind is None or not kind.linear or len(recipe.modules) != 1 or not recipe.modules[0].whole:
+        linear = [name for name in recipe_methods() if getattr(recipe_method(name), "linear", False)]
         raise OptionError(
-            f"adapters become an adapter by {' or '.join(LINEAR)} over models:, not by {recipe.method}",
+            f"adapters become an adapter by {' or '.join(linear)} over models:, not by {recipe.method}",
             where=recipe.path,
             fix="write base+adapter for each model, which gives a full model",
         )

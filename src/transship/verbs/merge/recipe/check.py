@@ -11,8 +11,7 @@ import numpy as np
 
 from transship.checkpoints import Adapter
 from transship.errors import CheckpointError, OptionError, TransshipWarning
-from transship.verbs.merge.methods._learned import LearnedMethod
-from transship.verbs.merge.methods._protocol import RecipeMethod
+from transship.verbs.merge.protocol import LearnedMethod, RecipeMethod
 from transship.verbs.merge.recipe.layout import is_head
 from transship.verbs.merge.recipe.lineage import KINSHIP, SAMPLED, check_adapter, middle
 from transship.verbs.merge.recipe.models import Aligned, StoredModel

@@ -14,8 +14,7 @@ import numpy as np
 from transship.checkpoints import TensorInfo, find_dtype, narrow, widen
 from transship.errors import CheckpointError, NumericalError, OptionError
 from transship.numerics import chunks
-from transship.verbs.merge.methods._learned import LearnedMethod, Watch, nobody
-from transship.verbs.merge.methods._protocol import CHUNK, Floats, Operands, Reader
+from transship.verbs.merge.protocol import CHUNK, Floats, LearnedMethod, Operands, Reader, Watch, nobody
 from transship.verbs.merge.recipe.planar import interleaved, planar_operands
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.steps import Origin, Step, promoted, scaled

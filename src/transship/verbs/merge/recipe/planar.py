@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from transship.verbs.merge.methods._protocol import Floats, Operands, Reader
+from transship.verbs.merge.protocol import Floats, Operands, Reader
 from transship.verbs.merge.recipe.models import Aligned
 from transship.verbs.merge.recipe.steps import Origin, Step
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from transship.errors import OptionError
 from transship.registry import method_class, unknown
-from transship.verbs.merge.methods._protocol import RecipeMethod, recipe_method, recipe_methods
+from transship.verbs.merge.protocol import RecipeMethod, parameters_of, recipe_method, recipe_methods
 from transship.verbs.merge.recipe.document import Block, Items, parse_documents, read_documents
 from transship.verbs.merge.recipe.inputs import DataRule, WeightSearch, read_data, read_search
 from transship.verbs.merge.recipe.parameters import Setting, read_settings
@@ -230,7 +229,7 @@ def _method(block: Block) -> str:
 def _check_parameters(recipe: Recipe) -> None:
     """Refuse parameters that the method does not have, wherever they stand."""
     kind = cast(type[RecipeMethod], method_class("merge", recipe.method.replace("_", "-")))
-    known = [kind.spelling.get(one.name, one.name) for one in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    known = [kind.spelling.get(name, name) for name in parameters_of(kind, "recipe")]
     scopes = [recipe.parameters]
     for module in recipe.modules:
         scopes.append(module.parameters)

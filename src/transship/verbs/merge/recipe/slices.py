@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from transship.errors import OptionError
 from transship.registry import unknown
-from transship.verbs.merge.methods._protocol import RecipeMethod
+from transship.verbs.merge.protocol import RecipeMethod
 from transship.verbs.merge.recipe.layout import Layout, Stack
 from transship.verbs.merge.recipe.parameters import Setting
 from transship.verbs.merge.recipe.reference import ModelReference

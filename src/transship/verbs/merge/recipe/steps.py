@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transship.checkpoints import TensorInfo
 from transship.errors import CheckpointError, OptionError
 from transship.registry import method_class
-from transship.verbs.merge.methods._protocol import RecipeMethod
+from transship.verbs.merge.protocol import RecipeMethod, parameters_of
 from transship.verbs.merge.recipe.layout import Layout, is_head
 from transship.verbs.merge.recipe.models import Aligned
 from transship.verbs.merge.recipe.parameters import Setting, layer_position, resolve
@@ -253,9 +253,9 @@ class StepBuilder:
     ) -> Step:
         position = 0.0 if layer is None else layer_position(layer, span.layers)
         outer = (span.parameters, span.module_parameters, self.recipe.parameters)
-        names = {field.name: self.kind.spelling.get(field.name, field.name) for field in fields_of(self.kind)}
         shared, values = {}, {}
-        for field, spelt in names.items():
+        for field, default in parameters_of(self.kind, "recipe").items():
+            spelt = self.kind.spelling.get(field, field)
             if field not in self.kind.per_model:
                 value = resolve(outer, spelt, name, position)
                 if value is not None:
@@ -271,7 +271,6 @@ class StepBuilder:
                     value = 1.0 / len(inputs)  # where the search starts
                 if value is None and field in self.kind.required:
                     raise self._missing(spelt, name, one.reference)
-                default = default_of(self.kind, field)
                 where = f"{self.recipe.path}, {spelt} of {one.reference}"
                 found.append(default if value is None else coerce(self.kind, field, value, where))
             values[field] = tuple(found)
@@ -308,16 +307,6 @@ def _refuse_shared(settings: Mapping[str, Setting], per_model: set[str], method:
                 where=setting.where,
                 fix="move it to the parameters of the slice or of the recipe",
             )
-
-
-def fields_of(kind: type[RecipeMethod]) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the fields of a method."""
-    return dataclasses.fields(kind)  # type: ignore[arg-type]
-
-
-def default_of(kind: type[RecipeMethod], name: str) -> Any:
-    """Return a field's default."""
-    return next(field.default for field in fields_of(kind) if field.name == name)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ import typing
 from typing import Any, Literal
 
 from transship.errors import OptionError
-from transship.verbs.merge.methods._protocol import RecipeMethod
+from transship.verbs.merge.protocol import RecipeMethod
 
 
 @functools.cache

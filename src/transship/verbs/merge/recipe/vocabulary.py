@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from transship.checkpoints import read_json
 from transship.errors import CheckpointError, OptionError
-from transship.verbs.merge.methods._protocol import Floats, Reader
+from transship.verbs.merge.protocol import Floats, Reader
 from transship.verbs.merge.recipe.models import Aligned
 from transship.verbs.merge.recipe.reference import ModelReference
 from transship.verbs.merge.recipe.schema import Recipe

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from transship.registry import build_method
-from transship.verbs.merge.fusion.methods.opcm import beside
-from transship.verbs.merge.fusion.methods.ties import agree, trim
-from transship.verbs.merge.fusion.methods.tsvm import singular_bases
-from transship.verbs.merge.fusion.protocol import Step, norm
+from transship.verbs.merge.maths.agreement import agree, trim
+from transship.verbs.merge.maths.bases import singular_bases
+from transship.verbs.merge.maths.states import norm
+from transship.verbs.merge.methods.opcm import beside
+from transship.verbs.merge.protocol import Arrival, continual_method
 
 SHAPES = {"a.weight": (7, 5), "a.bias": (7,), "embed.weight": (9, 4), "b.weight": (4, 6)}
 LINEAR = {"a.weight": "a", "b.weight": "b"}
@@ -27,13 +27,13 @@ def update(seed: int) -> dict[str, Tensor]:
 BASE = update(99)
 
 
-def step(number: int, seed: int) -> Step:
+def step(number: int, seed: int) -> Arrival:
     incoming: Any = SimpleNamespace(matrices=LINEAR)
-    return Step(number, BASE, update(seed), incoming)
+    return Arrival(number, BASE, update(seed), incoming)
 
 
 def run(name: str, seeds: list[int], **options: Any) -> tuple[dict[str, Tensor], Any]:
-    method = build_method("merge start", name, options)
+    method = continual_method(name, options)
     state = method.first(step(1, seeds[0]))
     for number, seed in enumerate(seeds[1:], 2):
         state = method.add(state, step(number, seed))
@@ -169,7 +169,7 @@ def test_opcm_takes_a_zero_and_a_rank_one_update():
 
 @pytest.mark.parametrize("name", ["average", "task-arithmetic", "ties", "tsvm", "opcm", "base"])
 def test_a_method_changes_neither_its_state_nor_the_update(name: str):
-    method = build_method("merge start", name, {})
+    method = continual_method(name)
     state = method.first(step(1, 1))
     before = {group: {key: value.clone() for key, value in vector.items()} for group, vector in state.items()}
     arriving = step(2, 2)

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from transship.geometry import sinkhorn
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.methods.otmf import Otmf, Side, mask_shape, mix
-from transship.verbs.merge.fusion.protocol import Step
+from transship.verbs.merge.methods.otmf import Otmf, Side, mask_shape, mix
+from transship.verbs.merge.protocol import Arrival
 
 TIGHT: Any = {"iterations": 3000, "tolerance": 1e-12, "domain": "auto"}
 
@@ -165,6 +165,6 @@ def test_stated_memory_follows_the_granularity():
 def test_it_says_when_inputs_are_missing(toy: Any):
     method = Otmf()
     fusion = joined(toy, "average", 1)
-    step = Step(2, fusion.origin.backbone, fusion.vector, fusion.tasks[0].opener())
+    step = Arrival(2, fusion.origin.backbone, fusion.vector, fusion.tasks[0].opener())
     with pytest.raises(Exception, match="needs inputs of this task and of the one before"):
         method.add({"merged": fusion.vector}, step)

@@ -10,12 +10,9 @@ from torch import Tensor, nn
 
 from transship.activations.functional import Features
 from transship.registry import unknown
-from transship.verbs.merge.fusion.protocol import Seen, State, Vector
-from transship.verbs.merge.methods._learned import LearnedMethod, Occasion
-from transship.verbs.merge.methods._protocol import Operands, recipe_method, recipe_methods
-
-# (task, its weights, its update, its share) → its sums
-Taken = Callable[[Seen, Mapping[str, Tensor], Mapping[str, Tensor], float], State]
+from transship.verbs.merge.fusion.origin import ModuleOrigin
+from transship.verbs.merge.maths.states import Vector
+from transship.verbs.merge.protocol import Joint, LearnedMethod, Operands, Seen, recipe_method, recipe_methods
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,23 +50,6 @@ class JointTask:
         """Keep it: it is in memory anyway."""
 
 
-def summed(occasion: Occasion, taken: Taken) -> State:
-    """Return the sum of all models' statistics; models are opened one after another."""
-    from transship.verbs.merge.learning.sums import total
-
-    weights = occasion.values.get("weight", [1.0] * len(occasion.models))
-
-    def states() -> Any:
-        for place, (model, weight) in enumerate(zip(occasion.models, weights, strict=True)):
-            occasion.watch(place, len(occasion.models), model.name)
-            update = model.update()
-            tuned = {name: occasion.base[name] + change for name, change in update.items()}
-            yield taken(model.seen(), tuned, update, float(weight))
-            model.close()
-
-    return total(states())
-
-
 def merge_updates_of(
     base: Mapping[str, Tensor],
     models: Sequence[JointTask],
@@ -96,7 +76,7 @@ def merge_updates_of(
     made: Any = kind(**given)
     each = {name: [getattr(made, name)] * len(models) for name in kind.per_model} | dict(values or {})
     if isinstance(made, LearnedMethod):
-        return made.learn(Occasion(base, models, each, seed))
+        return made.learn(Joint(base, models, each, seed))
     updates = [model.update() for model in models]
     apart = kind.base != "input"
 
@@ -157,8 +137,6 @@ def joint(
         head: what the head's tensors are called.
         preprocess: raw inputs → what the module takes.
     """
-    from transship.verbs.merge.fusion.origin import ModuleOrigin
-
     origin = ModuleOrigin(base, features=features, head=head, preprocess=preprocess)
     models = []
     for name, given in tuned.items():

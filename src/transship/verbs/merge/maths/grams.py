@@ -18,7 +18,8 @@ from transship.activations.models import Batch
 from transship.activations.record import Tap, watching
 from transship.errors import NumericalError
 from transship.numerics import chunks
-from transship.verbs.merge.fusion.protocol import Seen, Vector
+from transship.verbs.merge.maths.states import Vector
+from transship.verbs.merge.protocol import Seen
 
 JOINT = "|"
 
@@ -48,8 +49,8 @@ class LinearMap:
     def parts(self, columns: Float[Tensor, "inputs outputs"]) -> Vector:
         """Return W and b from what `columns` returned."""
         rows = columns if self.bias is None else columns[:-1]
-        found = {self.weight: (rows if self.transposed else rows.T).float().contiguous()}
-        return found if self.bias is None else found | {self.bias: columns[-1].float().contiguous()}
+        parts = {self.weight: (rows if self.transposed else rows.T).float().contiguous()}
+        return parts if self.bias is None else parts | {self.bias: columns[-1].float().contiguous()}
 
 
 def linear_maps(seen: Seen) -> dict[str, LinearMap]:
@@ -58,15 +59,15 @@ def linear_maps(seen: Seen) -> dict[str, LinearMap]:
     A weight that several modules share is none of them: it has no input of its own.
     """
     by_parameter = {parameter: name for name, parameter in seen.names.items()}
-    found = {}
+    maps = {}
     for weight, path in seen.matrices.items():
         module = seen.module.get_submodule(path)
         transposed = type(module).__name__ == "Conv1D"  # GPT-2's, which is stored as [in, out]
         if weight not in seen.names or not (isinstance(module, nn.Linear) or transposed):
             continue
         bias = by_parameter.get(f"{path}.bias" if path else "bias")
-        found[weight] = LinearMap(weight, bias, path, transposed)
-    return found
+        maps[weight] = LinearMap(weight, bias, path, transposed)
+    return maps
 
 
 def input_grams(
@@ -91,8 +92,8 @@ def input_grams(
     maps = linear_maps(seen)
     if only is not None:
         maps = {name: maps[name] for name in only}
-    counter = _Counter({one.path: one for one in maps.values()})
-    taps = [Tap(one.path, "input") for one in maps.values()]
+    counter = _Counter({linear.path: linear for linear in maps.values()})
+    taps = [Tap(linear.path, "input") for linear in maps.values()]
     limit = seen.count if inputs is None else min(seen.count, -(-inputs // batch_size) * batch_size)
     with torch.no_grad(), watching(seen.module, taps, counter.watch):
         for number, rows in enumerate(chunks(limit, batch_size)):
@@ -149,7 +150,7 @@ class _Counter:
 
     def grams(self, where: str) -> dict[str, Tensor]:
         """Return the means over the rows of all processes, finite or an error."""
-        found, rows = {}, parallel.total(self._rows)
+        means, rows = {}, parallel.total(self._rows)
         for name, total in parallel.total(self._sums).items():
             if not torch.isfinite(total).all():
                 raise NumericalError(
@@ -157,8 +158,8 @@ class _Counter:
                     where=where,
                     fix="check the model's weights and inputs",
                 )
-            found[name] = total / rows[name]
-        return found
+            means[name] = total / rows[name]
+        return means
 
 
 def shrunk(
@@ -170,29 +171,29 @@ def shrunk(
     and one model alone stays exactly what it is.
     """
     diagonal = gram.diagonal()
-    made = gram * keep
-    made.diagonal().copy_(diagonal + ridge * float(diagonal.mean()))
-    return made
+    result = gram * keep
+    result.diagonal().copy_(diagonal + ridge * float(diagonal.mean()))
+    return result
 
 
 def weighted(
     grams: Mapping[str, Tensor], maps: Mapping[str, LinearMap], update: Mapping[str, Tensor]
 ) -> Vector:
     """Return G Δᵀ for every linear map, in float64: [inputs, outputs], the bias as its last row."""
-    found = {}
+    products = {}
     for names, gram in grams.items():
         for name in names.split(JOINT):
             columns = maps[name].columns(update)
             size = len(columns)  # a map without a bias does not read the 1 at the end
-            found[name] = gram[:size, :size].double() @ columns
-    return found
+            products[name] = gram[:size, :size].double() @ columns
+    return products
 
 
 def solved(
     grams: Mapping[str, Tensor], products: Mapping[str, Tensor], maps: Mapping[str, LinearMap]
 ) -> Vector:
     """Return Δ = (Σ G_i)⁻¹ Σ G_i Δ_i for every linear map, by Cholesky in float64."""
-    found: Vector = {}
+    changes: Vector = {}
     for names, gram in grams.items():
         factor, failed = torch.linalg.cholesky_ex(gram.double())
         if int(failed):
@@ -203,11 +204,11 @@ def solved(
             )
         for name in names.split(JOINT):
             size = len(products[name])  # the leading block of a factor is the factor of the leading block
-            found |= maps[name].parts(torch.cholesky_solve(products[name].double(), factor[:size, :size]))
-    return found
+            changes |= maps[name].parts(torch.cholesky_solve(products[name].double(), factor[:size, :size]))
+    return changes
 
 
 def held(grams: Mapping[str, Tensor], maps: Mapping[str, LinearMap]) -> set[str]:
     """Return the tensors that the linear maps of `grams` hold: weights and biases."""
-    found = {name for names in grams for name in names.split(JOINT)}
-    return found | {bias for name in found if (bias := maps[name].bias) is not None}
+    weights = {name for names in grams for name in names.split(JOINT)}
+    return weights | {bias for name in weights if (bias := maps[name].bias) is not None}

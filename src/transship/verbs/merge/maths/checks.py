@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from transship.errors import DataError, NumericalError, OptionError
-from transship.verbs.merge.fusion.protocol import Seen
+from transship.verbs.merge.protocol import Seen
 
 
 def check_inputs(seen: Seen, method: str) -> None:

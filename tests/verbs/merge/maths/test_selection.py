@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transship.verbs.merge.methods import _selection
-from transship.verbs.merge.methods._protocol import Operands
-from transship.verbs.merge.methods._selection import HIGHEST, kth_in_model, kth_in_tensor, select
+from transship.verbs.merge.maths import selection
+from transship.verbs.merge.maths.selection import HIGHEST, kth_in_model, kth_in_tensor, select
+from transship.verbs.merge.protocol import Operands
 
 
 def tensor(values: np.ndarray) -> Operands:
@@ -41,7 +41,7 @@ def test_the_threshold_of_a_tensor_is_exact_with_many_ties_or_none(density: floa
 
 def test_a_sample_that_misses_costs_time_and_not_exactness(monkeypatch: pytest.MonkeyPatch):
     values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
-    monkeypatch.setattr(_selection, "bracket", lambda sample, density: (5, 9))
+    monkeypatch.setattr(selection, "bracket", lambda sample, density: (5, 9))
     threshold, _, _ = kth_in_tensor(tensor(values), 0, 700)
     assert threshold == np.sort(np.abs(values))[::-1][699]
     assert kth_in_model(lambda: iter([tensor(values)]), 0, 0.007) == threshold

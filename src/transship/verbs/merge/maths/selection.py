@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transship.numerics import chunks
-from transship.verbs.merge.methods._protocol import CHUNK, Floats, Operands, Survey
+from transship.verbs.merge.protocol import CHUNK, Floats, Operands, Survey
 
 Bits = npt.NDArray[np.uint32]
 BINS = 1 << 18
@@ -46,10 +46,10 @@ def kth_in_tensor(operands: Operands, index: int, count: int) -> tuple[float, in
 
 def magnitudes(operands: Operands, index: int) -> Floats:
     """Return |x_index − b| of the whole tensor."""
-    found = np.empty(operands.size, np.float32)
+    sizes = np.empty(operands.size, np.float32)
     for part in operands.parts():
-        np.abs(operands.update(index, part), out=found[part])
-    return found
+        np.abs(operands.update(index, part), out=sizes[part])
+    return sizes
 
 
 def _kth(values: Floats, count: int) -> tuple[float, int, int]:
@@ -122,9 +122,9 @@ def _count(
     for bits in patterns():
         above += int(np.count_nonzero(bits > np.uint32(high)))
         shifted = bits - np.uint32(low)
-        found = np.compress(shifted <= np.uint32(high - low), shifted)
-        pending.append(found)
-        held += found.size
+        inside = np.compress(shifted <= np.uint32(high - low), shifted)
+        pending.append(inside)
+        held += inside.size
         if held > BINS:
             histogram += np.bincount(np.concatenate(pending) >> np.uint32(shift), minlength=BINS)
             pending, held = [], 0
@@ -137,14 +137,14 @@ def _sample(tensors: Survey, index: int, wanted: int) -> Floats:
     """Return about `wanted` magnitudes, in evenly spaced short blocks of all tensors."""
     total = sum(operands.size for operands in tensors())
     stride = max(BLOCK, total * BLOCK // wanted)
-    found, place = [], 0  # place: where the next block starts, counted from the start of this tensor
+    blocks, place = [], 0  # place: where the next block starts, counted from the start of this tensor
     for operands in tensors():
         while place < operands.size:
             part = slice(place, min(place + BLOCK, operands.size))
-            found.append(np.abs(operands.update(index, part)))
+            blocks.append(np.abs(operands.update(index, part)))
             place += stride
         place -= operands.size
-    return np.concatenate(found)
+    return np.concatenate(blocks)
 
 
 def _pattern(value: np.float32) -> int:

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from transship.verbs.merge.fusion.protocol import ContinualMethod, State, Step, Vector, numbers
+from transship.verbs.merge.maths.states import State, Vector, numbers
+from transship.verbs.merge.protocol import Arrival, ContinualMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,20 +20,20 @@ class Average(ContinualMethod):
     paper: ClassVar[str] = "Wortsman et al., 2022"
     additive: ClassVar[bool] = True
 
-    def first(self, step: Step) -> State:
+    def first(self, arrival: Arrival) -> State:
         """Return τ_1 as the sum."""
         return {
-            "sum": {name: change.clone() for name, change in step.update.items()},
+            "sum": {name: change.clone() for name, change in arrival.update.items()},
             "numbers": numbers(count=1.0),
         }
 
-    def add(self, state: State, step: Step) -> State:
+    def add(self, state: State, arrival: Arrival) -> State:
         """Return the sum with τ_t."""
-        return _moved(state, step.update, 1.0)
+        return _moved(state, arrival.update, 1.0)
 
-    def remove(self, state: State, step: Step) -> State:
+    def remove(self, state: State, arrival: Arrival) -> State:
         """Return the sum without τ_t."""
-        return _moved(state, step.update, -1.0)
+        return _moved(state, arrival.update, -1.0)
 
     def merged(self, state: State, base: Mapping[str, Tensor]) -> Vector:
         """Return Σ τ_k / t."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from transship.verbs.merge.methods._protocol import Floats, Operands
+from transship.verbs.merge.protocol import Floats, Operands
 
 Doubles = npt.NDArray[np.float64]
 
@@ -18,7 +18,7 @@ def gram(operands: Operands) -> Doubles:
     total = np.zeros((count, count))
     for part in operands.parts():
         origin = operands.origin(part) if operands.base else None
-        rows = np.stack([operands.update(index, part, origin) for index in range(count)]).astype(np.float64)
+        rows = np.stack(operands.updates(part, origin)).astype(np.float64)
         total += rows @ rows.T
     return total
 

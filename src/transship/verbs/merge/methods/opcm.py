@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.verbs.merge.fusion.protocol import ContinualMethod, State, Step, norm, numbers
+from transship.verbs.merge.maths.states import State, norm, numbers
+from transship.verbs.merge.protocol import Arrival, ContinualMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,19 +29,19 @@ class Opcm(ContinualMethod):
 
     kept: float = 0.5
 
-    def first(self, step: Step) -> State:
+    def first(self, arrival: Arrival) -> State:
         """Return τ_1, λ = 1."""
-        merged = {name: change.clone() for name, change in step.update.items()}
+        merged = {name: change.clone() for name, change in arrival.update.items()}
         return {"merged": merged, "numbers": numbers(scaling=1.0, norms=norm(merged), count=1.0)}
 
-    def add(self, state: State, step: Step) -> State:
+    def add(self, state: State, arrival: Arrival) -> State:
         """Return the merged vector, λ_t, and the sum of the norms."""
         known = {name: float(value) for name, value in state["numbers"].items()}
-        norms, count = known["norms"] + norm(step.update), known["count"] + 1.0
+        norms, count = known["norms"] + norm(arrival.update), known["count"] + 1.0
         raw = {}
         for name, old in state["merged"].items():
-            new = step.update[name]
-            part = beside(old, new, self.kept) if name in step.incoming.matrices else new
+            new = arrival.update[name]
+            part = beside(old, new, self.kept) if name in arrival.incoming.matrices else new
             raw[name] = part.add(old, alpha=known["scaling"])
         scaling = norm(raw) / (norms / count) if norms > 0 else 1.0
         for tensor in raw.values():

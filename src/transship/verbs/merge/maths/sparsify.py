@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from transship.errors import OptionError
-from transship.verbs.merge.methods._protocol import Floats, Operands
-from transship.verbs.merge.methods._selection import count_equal, kth_in_tensor, magnitudes
+from transship.verbs.merge.maths.selection import count_equal, kth_in_tensor, magnitudes
+from transship.verbs.merge.protocol import Floats, Operands
 
 Sparsifier = Callable[[Floats, slice], None]
 
@@ -78,16 +78,16 @@ def largest(values: Floats, counts: list[int]) -> list[Largest]:
     inside = [rank for rank in ranks if rank < size]
     if inside:
         values.partition(inside)
-    found = []
+    sparsifiers = []
     for rank in ranks:
         if rank == size:
-            found.append(Largest(np.inf, 0, 1))
+            sparsifiers.append(Largest(np.inf, 0, 1))
             continue
         threshold = values[rank]
         # with several ranks the places right of this one are still all at least the threshold
         places = count_equal(values[rank:], threshold)
-        found.append(Largest(threshold, places, places + count_equal(values[:rank], threshold)))
-    return found
+        sparsifiers.append(Largest(threshold, places, places + count_equal(values[:rank], threshold)))
+    return sparsifiers
 
 
 def by_magnitude(operands: Operands, index: int, density: float) -> Sparsifier:

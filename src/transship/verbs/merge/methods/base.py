@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.merge.fusion.protocol import ContinualMethod, State, Step
+from transship.verbs.merge.maths.states import State
+from transship.verbs.merge.protocol import Arrival, ContinualMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,14 +15,14 @@ class Base(ContinualMethod):
     additive: ClassVar[bool] = True
     copies: ClassVar[float] = 0.0
 
-    def first(self, step: Step) -> State:
+    def first(self, arrival: Arrival) -> State:
         """Return a zero vector."""
-        return {"merged": {name: change.new_zeros(change.shape) for name, change in step.update.items()}}
+        return {"merged": {name: change.new_zeros(change.shape) for name, change in arrival.update.items()}}
 
-    def add(self, state: State, step: Step) -> State:
+    def add(self, state: State, arrival: Arrival) -> State:
         """Return the same."""
         return state
 
-    def remove(self, state: State, step: Step) -> State:
+    def remove(self, state: State, arrival: Arrival) -> State:
         """Return the same."""
         return state

@@ -1,1 +1,0 @@
-"""Continual methods, one file each; `merge start --method` names them."""
