@@ -98,7 +98,7 @@ def _against_isotrieve() -> list[dict[str, Any]]:
 
     No document is scored by a map that saw it: the pairs' own rows come from five folds, on both sides.
     """
-    from transship.verbs.translate.fit.pairs import Pairs
+    from transship.verbs.translate.fit.pairs import VectorPairs
     from transship.verbs.translate.fit.quality import ndcg
     from transship.verbs.translate.nearest import unit_rows
     from transship_suites._embeddings import collection
@@ -112,7 +112,7 @@ def _against_isotrieve() -> list[dict[str, Any]]:
     rows = []
     for count in PAIRS:
         chosen = np.sort(order[:count])
-        pairs = Pairs([str(row) for row in chosen], old[chosen], new[chosen])
+        pairs = VectorPairs([str(row) for row in chosen], old[chosen], new[chosen])
         moved = {"ours": _ours(pairs, old, chosen), "peer": _isotrieve(python, pairs, old, chosen)}
         kept = {
             name: ndcg(unit_rows(asked) @ unit_rows(part).T, relevance) / native

@@ -16,8 +16,7 @@ def retrieval(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one pair of encoders on one collection, anchors from its documents only."""
     import numpy as np
 
-    from transship.verbs.translate import KernelRidge, Procrustes, Ridge
-    from transship.verbs.translate.fit.quality import ndcg
+    from transship.verbs.translate import KernelRidge, Procrustes, Ridge, ndcg
     from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
     name = str(case["corpus"])
@@ -87,7 +86,7 @@ def _together(
     judge: Judge,
 ) -> Iterator[Measurement]:
     """Measure translated rows beside old scores, and beside the anchors' native rows in one index."""
-    from transship.verbs.translate.fit.quality import fuse
+    from transship.verbs.translate import fuse
 
     fused = judge(fuse(asked @ moved.T, old_scores))
     yield Measurement({"method": "kernel fused with old", **at}, fused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,9 +19,12 @@ from transship.cli.options import (
     print_json,
     seed_option,
 )
+from transship.errors import OptionError
+from transship.numerics import MemoryBudget
+from transship.progress import Bars
 
 if TYPE_CHECKING:
-    from transship.verbs.translate.apply.moving import Moved
+    from transship.verbs.translate.stores import RowsDone
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,7 +63,7 @@ def column_options(function: Command) -> Command:
     show_default=True,
     help="index: old rows into the new space; query: new queries into the old index.",
 )
-@click.option("--pairs", "most", type=click.IntRange(50), help="Use at most this many pairs, drawn by seed.")
+@click.option("--pairs", type=click.IntRange(50), help="Use at most this many pairs, drawn by seed.")
 @click.option(
     "--held-out", default=0.1, show_default=True, type=click.FloatRange(0.01, 0.9), help="Share set aside."
 )
@@ -90,7 +94,6 @@ def fit(
     new: str,
     map_folder: Path,
     options: tuple[tuple[str, str], ...],
-    direction: Any,
     relevance: str | None,
     queries: str | None,
     old_queries: str | None,
@@ -102,35 +105,28 @@ def fit(
     **settings: Any,
 ) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
-    from transship.errors import OptionError
-    from transship.verbs.translate import api as run
-    from transship.verbs.translate.stores import Columns
+    from transship.report import html
+    from transship.verbs.translate import Columns, FitSettings, JudgedFiles, fit_map
 
     if relevance is not None and queries is None:
         raise OptionError(
             "needs the queries' vectors", where="--relevance", fix="add --queries (and --old-queries)"
         )
-    fitted = run.fit(
+    fitted = fit_map(
         old,
         new,
         map_folder,
+        FitSettings(options=dict(options), curve=report is not None, **settings),
         columns=Columns(id_column, vector_column),
-        direction=direction,
-        options=dict(options),
-        relevance=(relevance, queries, old_queries) if relevance and queries else None,
-        curve=report is not None,
-        watch=lambda text: click.echo(text, err=True),
-        memory=_budget(memory),
-        **settings,
+        judged=JudgedFiles(relevance, queries, old_queries) if relevance and queries else None,
+        memory=MemoryBudget.parse(memory),
+        progress=Bars(),
     )
     if report is not None:
-        from transship.report import html
-        from transship.verbs.translate.fit.page import fit_page
-
-        page = fit_page(fitted, " ".join(["transship", *sys.argv[1:]]))
+        page = fitted.page(" ".join(["transship", *sys.argv[1:]]))
         html.write(page, report, force=settings["force"])
     if as_json:
-        print_json(run.summary(fitted))
+        print_json(fitted.summary())
     else:
         print_fit(fitted)
 
@@ -160,11 +156,10 @@ def check(
     **engine: Any,
 ) -> None:
     """Measure MAP again, on other pairs of OLD and NEW."""
-    with _engine("fit.pairs", **engine) as workers:
-        from transship.verbs.translate import api as run
-        from transship.verbs.translate.stores import Columns
+    with _engine("fit.api", **engine) as workers:
+        from transship.verbs.translate import Columns, check_map
 
-        quality, old_alone, count = run.check(
+        checked = check_map(
             map_folder,
             old,
             new,
@@ -173,13 +168,14 @@ def check(
             k=k,
             seed=seed,
             engine=workers,
-            memory=_budget(memory),
+            memory=MemoryBudget.parse(memory),
         )
     if as_json:
-        print_json({**quality.to_dict(), "old_alone": old_alone, "pairs": count})
+        print_json(checked.summary())
         return
-    click.echo(f"on {count:,} pairs, document to document:")
-    click.echo(f"  recall@{quality.k}  {quality.recall:.3f}   (old index alone {old_alone:.3f})")
+    quality = checked.quality
+    click.echo(f"on {checked.pairs:,} pairs, document to document:")
+    click.echo(f"  recall@{quality.k}  {quality.recall:.3f}   (old index alone {checked.old_alone:.3f})")
     click.echo(f"  own row found  {quality.twin_recall:.3f}")
     click.echo(f"  cosine  {quality.cosine:.3f}")
 
@@ -201,18 +197,16 @@ def plan(
     vector_column: str | None,
 ) -> None:
     """State rows, bytes, time and memory of applying MAP to IN; nothing is written."""
-    from dataclasses import asdict
-
-    from transship.verbs.translate import load_map
-    from transship.verbs.translate.apply.moving import plan_apply
-    from transship.verbs.translate.stores import Columns
+    from transship.verbs.translate import Columns, load_map, plan_apply
 
     columns = Columns(id_column, vector_column)
-    found = plan_apply(load_map(map_folder), source, target, columns=columns, memory=_budget(memory))
+    planned = plan_apply(
+        load_map(map_folder), source, target, columns=columns, memory=MemoryBudget.parse(memory)
+    )
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(planned))
     else:
-        print_plan(found, source, target)
+        print_plan(planned, source, target)
 
 
 @command.command("apply", epilog="Example: transship translate apply map vectors.parquet moved.parquet")
@@ -238,16 +232,16 @@ def apply(
     """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
     # the other processes start before this one imports what takes time to import
     with _engine("apply.moving", **engine) as workers:
-        from transship.verbs.translate import api as run
-        from transship.verbs.translate import load_map
-        from transship.verbs.translate.apply.moving import plan_apply
-        from transship.verbs.translate.stores import Columns
+        from transship.verbs.translate import Columns, apply_map, load_map, plan_apply
 
         saved = load_map(map_folder)
-        settings: Any = {"columns": Columns(id_column, vector_column), "memory": _budget(memory)}
-        if saved.about.get("direction", "index") == "index":
+        settings: Any = {
+            "columns": Columns(id_column, vector_column),
+            "memory": MemoryBudget.parse(memory),
+        }
+        if saved.direction == "index":
             print_plan(plan_apply(saved, source, target, **settings), source, target, err=True)
-        last = _watch(run.apply(map_folder, source, target, **settings, force=force, engine=workers), "rows")
+        last = _watch(apply_map(saved, source, target, **settings, force=force, engine=workers), "rows")
     if as_json:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})
     else:
@@ -294,9 +288,11 @@ def embed(
     # a model on a GPU has it to itself
     gpus = 1 if settings["device"].startswith("cuda") else 0
     with _engine("apply.embed", engine, address, jobs, gpus) as workers:
-        from transship.verbs.translate.apply.embed import embed_texts
+        from transship.verbs.translate import embed_texts
 
-        steps = embed_texts(model, texts, target, engine=workers, memory=_budget(memory), **settings)
+        steps = embed_texts(
+            model, texts, target, engine=workers, memory=MemoryBudget.parse(memory), **settings
+        )
         last = _watch(steps, "texts")
     if as_json:
         print_json({"rows": last.rows, "out": target, "model": model})
@@ -339,10 +335,9 @@ def anchors(
     vector_column: str | None,
 ) -> None:
     """Choose rows of OLD to embed with the new model, and write their ids into OUT (Parquet)."""
-    from transship.verbs.translate.fit.anchors import choose_anchors
-    from transship.verbs.translate.stores import Columns
+    from transship.verbs.translate import Columns, choose_anchors
 
-    found = choose_anchors(
+    summary = choose_anchors(
         old,
         target,
         count=count,
@@ -351,34 +346,26 @@ def anchors(
         columns=Columns(id_column, vector_column),
         seed=seed,
         force=force,
-        memory=_budget(memory),
+        memory=MemoryBudget.parse(memory),
     )
     if as_json:
-        print_json(found)
+        print_json(summary)
         return
-    click.echo(f"{found['count']:,} of {found['rows']:,} ids in {target}, chosen by {way}")
-    for name, recall in found.get("recall", {}).items():
+    click.echo(f"{summary['count']:,} of {summary['rows']:,} ids in {target}, chosen by {way}")
+    for name, recall in summary.get("recall", {}).items():
         click.echo(f"  {name}: held-out recall@10 {recall:.3f}")
 
 
 def _engine(home: str, engine: Any, address: str | None, jobs: int | None, gpus: float = 0) -> Any:
-    from transship.verbs.translate.engines import choose_engine
+    from transship.verbs.translate import choose_engine
 
     home = f"transship.verbs.translate.{home}"
     return choose_engine(engine, address=address, jobs=jobs, gpus=gpus, home=home)
 
 
-def _budget(memory: str | None) -> Any:
-    from transship.numerics import MemoryBudget
-
-    return MemoryBudget.parse(memory)
-
-
-def _watch(steps: Iterable[Moved], what: str) -> Moved:
+def _watch(steps: Iterable[RowsDone], what: str) -> RowsDone:
     """Follow a run: one moving line with the time left on a terminal, plain lines elsewhere."""
-    from transship.progress import Bars
-
-    last: Moved | None = None
+    last: RowsDone | None = None
     bars = Bars(unit=what)
     for last in steps:
         bars("translate", last.done, last.rows)

@@ -20,13 +20,12 @@ import pytest
 
 from transship.errors import DataError, LaunchError, MissingError, OptionError, OutputError
 from transship.numerics import MemoryBudget
-from transship.verbs.translate import Ridge, SavedMap, load_map, save_map
-from transship.verbs.translate import api as run
+from transship.verbs.translate import Ridge, SavedMap, check_map, load_map, save_map
 from transship.verbs.translate.apply import embed
 from transship.verbs.translate.apply.moving import apply_map
 from transship.verbs.translate.engines import LocalEngine, choose_engine
 from transship.verbs.translate.ray_engine import RayEngine
-from transship.verbs.translate.stores import Stamp, open_sink, open_source, parquet
+from transship.verbs.translate.stores import Stamp, open_sink, open_source, parquet_sink
 from transship.verbs.translate.stores.files import INCOMPLETE
 from transship.verbs.translate.stores.parquet_sink import DEATHS
 
@@ -65,7 +64,7 @@ def saved(tmp_path: Path) -> SavedMap:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(parquet, "PART_ROWS", 20)
+    monkeypatch.setattr(parquet_sink, "PART_ROWS", 20)
     monkeypatch.setattr(embed, "PART_ROWS", 4)
     monkeypatch.setattr(embed.TextSource, "part_rows", 4)
 
@@ -405,7 +404,7 @@ def test_a_map_is_measured_and_texts_are_embedded_alike(
     x = helpers.make_rows(200, 6, seed=3)
     y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
     old, new = (helpers.build("parquet", tmp_path / name, side) for name, side in (("old", x), ("new", y)))
-    assert run.check(saved.path, old, new) == run.check(saved.path, old, new, engine=RayEngine())
+    assert check_map(saved.path, old, new) == check_map(saved.path, old, new, engine=RayEngine())
 
     texts = [f"sentence number {number} about {'ships' if number % 2 else 'birds'}" for number in range(6)]
     pq.write_table(pa.table({"id": [f"t{n}" for n in range(6)], "text": texts}), tmp_path / "texts.parquet")

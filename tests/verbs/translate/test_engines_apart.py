@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from transship.verbs.translate import Ridge, SavedMap, save_map
-from transship.verbs.translate import api as run
+from transship.verbs.translate import Ridge, SavedMap, check_map, save_map
 from transship.verbs.translate.apply import embed
 from transship.verbs.translate.engines import LocalEngine
 from transship.verbs.translate.fit import pairs
@@ -69,14 +68,14 @@ def texts(tmp_path: Path) -> str:
     return str(tmp_path / "texts.parquet")
 
 
-def joined(stores, engine) -> pairs.Pairs:
+def joined(stores, engine) -> pairs.VectorPairs:
     from transship.verbs.translate.stores import open_source
 
     _, old, new = stores
     return pairs.read_pairs(open_source(old), open_source(new), engine=engine)
 
 
-def same_pairs(one: pairs.Pairs, other: pairs.Pairs) -> None:
+def same_pairs(one: pairs.VectorPairs, other: pairs.VectorPairs) -> None:
     assert one.ids == other.ids
     assert (one.only_old, one.only_new) == (other.only_old, other.only_new)
     np.testing.assert_array_equal(one.old, other.old)
@@ -91,7 +90,7 @@ def test_check_by_two_processes_joins_many_parts_in_the_order_of_one(stores):
     with LocalEngine(2, "transship.verbs.translate.fit.pairs") as engine:
         same_pairs(alone, joined(stores, engine))
         # the same processes serve both stores of a second command
-        assert run.check(saved.path, old, new, engine=engine) == run.check(saved.path, old, new)
+        assert check_map(saved.path, old, new, engine=engine) == check_map(saved.path, old, new)
 
 
 @pytest.mark.slow

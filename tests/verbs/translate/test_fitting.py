@@ -12,21 +12,30 @@ import pyarrow.parquet as pq
 import pytest
 
 from transship.errors import DataError, NumericalError, OptionError
-from transship.verbs.translate import KernelRidge, Procrustes, Ridge, load_map
-from transship.verbs.translate.api import check, fit
-from transship.verbs.translate.fit.advice import advise
-from transship.verbs.translate.fit.anchors import compare_ways
-from transship.verbs.translate.fit.fitting import Relevance, fit_pairs
-from transship.verbs.translate.fit.pairs import Pairs, find_wrong_pairs, read_pairs
-from transship.verbs.translate.fit.quality import (
+from transship.verbs.translate import (
+    FitSettings,
+    Judgements,
+    KernelRidge,
+    Procrustes,
+    Ridge,
+    VectorPairs,
+    check_map,
+    find_wrong_pairs,
+    fit_map,
+    fit_pairs,
     fuse,
-    map_thresholds,
+    load_map,
     measure,
     ndcg,
+    neighbours,
     out_of_sample,
     restore_variance,
 )
-from transship.verbs.translate.nearest import neighbours
+from transship.verbs.translate.fit.advice import advise
+from transship.verbs.translate.fit.anchors import compare_ways
+from transship.verbs.translate.fit.pairs import read_pairs
+from transship.verbs.translate.fit.quality import MapQuality, map_thresholds
+from transship.verbs.translate.fit.trials import MapTrial, choose
 from transship.verbs.translate.stores import open_source, qdrant
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -56,9 +65,18 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def pairs(count: int = 700, seed: int = 0) -> Pairs:
+def pairs(count: int = 700, seed: int = 0) -> VectorPairs:
     old, new = spaces(count, seed)
-    return Pairs([f"id {number}" for number in range(count)], old, new)
+    return VectorPairs([f"id {number}" for number in range(count)], old, new)
+
+
+def fitted(good: VectorPairs, judgements: Judgements | None = None, **settings):
+    return fit_pairs(good, FitSettings(**settings), judgements=judgements)
+
+
+def trial(name: str, recall: float, translator=None, **scores) -> MapTrial:
+    quality = MapQuality(cosine=0.9, twin_recall=0.9, recall=recall, k=10, gallery=100)
+    return MapTrial(name, translator or Ridge(), quality, quality, 1.0, **scores)
 
 
 def write(path: Path, rows: np.ndarray, ids: list) -> str:
@@ -67,7 +85,7 @@ def write(path: Path, rows: np.ndarray, ids: list) -> str:
     return str(path)
 
 
-def join(tmp_path: Path, old, old_ids, new, new_ids, **options) -> Pairs:
+def join(tmp_path: Path, old, old_ids, new, new_ids, **options) -> VectorPairs:
     first = open_source(write(tmp_path / "old.parquet", old, old_ids))
     second = open_source(write(tmp_path / "new.parquet", new, new_ids))
     return read_pairs(first, second, **options)
@@ -139,10 +157,10 @@ def test_a_few_wrong_pairs_are_named_and_a_shuffled_list_is_refused():
     some = good.new.copy()
     some[wrong] = some[np.roll(wrong, 1)]
     with pytest.raises(DataError, match=r"pairs \(\d\.\d%\) do not belong together, such as id \d+"):
-        fit_pairs(Pairs(good.ids, good.old, some), method="ridge")
-    shuffled = Pairs(good.ids, good.old, good.new[rng.permutation(700)])
+        fitted(VectorPairs(good.ids, good.old, some), method="ridge")
+    shuffled = VectorPairs(good.ids, good.old, good.new[rng.permutation(700)])
     with pytest.raises(DataError, match="the ids look shuffled"):
-        fit_pairs(shuffled, method="ridge")
+        fitted(shuffled, method="ridge")
 
 
 def test_suspects_carry_the_ids_of_the_wrong_pairs_themselves():
@@ -150,14 +168,14 @@ def test_suspects_carry_the_ids_of_the_wrong_pairs_themselves():
     wrong = np.random.default_rng(0).choice(700, 40, replace=False)
     some = good.new.copy()
     some[wrong] = some[np.roll(wrong, 1)]
-    found = fit_pairs(Pairs(good.ids, good.old, some), method="ridge", force=True)
+    found = fitted(VectorPairs(good.ids, good.old, some), method="ridge", force=True)
     named = {name for name, _ in found.suspects}
     assert len(named) > 20
     assert len(named & {f"id {row}" for row in wrong}) > 0.9 * len(named)
 
 
 def test_the_curve_measures_every_number_of_pairs_on_the_same_rows():
-    found = fit_pairs(pairs(), method="procrustes", curve=True)
+    found = fitted(pairs(), method="procrustes", curve=True)
     assert [size for _, size, _ in found.curve] == [100, 200, 500, 630]
     expected = measure(found.chosen.translator.transform(found.held.old), found.held.new).recall
     assert found.curve[-1][2] == expected
@@ -165,29 +183,45 @@ def test_the_curve_measures_every_number_of_pairs_on_the_same_rows():
 
 def test_a_map_below_the_gate_is_not_made():
     with pytest.raises(NumericalError, match="below the gate of 99%"):
-        fit_pairs(pairs(), method="procrustes", gate=0.99)
+        fitted(pairs(), method="procrustes", gate=0.99)
 
 
 def test_force_writes_what_the_gate_refuses():
-    assert fit_pairs(pairs(), method="procrustes", gate=0.99, force=True).chosen.name == "procrustes"
+    assert fitted(pairs(), method="procrustes", gate=0.99, force=True).chosen.name == "procrustes"
 
 
-def test_every_candidate_is_forecast_and_the_best_is_chosen_with_a_reason():
-    found = fit_pairs(pairs(), curve=True)
-    names = [one.name for one in found.candidates]
-    assert names == ["procrustes", "ridge", "kernel", "irp"]
-    best = max(one.forecast.recall for one in found.candidates)
-    assert found.chosen.forecast.recall >= best - 0.005
-    assert found.chosen.name in found.why
-    assert 0 < found.old_alone < 1
-    assert {size for _, size, _ in found.curve} >= {100, 200, 500, 630}
-    assert len(found.advice) == 5
-    assert "ranked relevant documents better" in found.advice[0]
+def test_every_candidate_is_forecast_and_the_reason_of_the_choice_is_given():
+    fit = fitted(pairs(), curve=True)
+    assert [one.name for one in fit.trials] == ["procrustes", "ridge", "kernel", "irp"]
+    assert (fit.chosen, fit.why) == choose(fit.trials)
+    assert 0 < fit.old_alone < 1
+    assert {size for _, size, _ in fit.curve} >= {100, 200, 500, 630}
+    assert len(fit.advice) == 5
+    assert "ranked relevant documents better" in fit.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("recalls", "name", "why"),
+    [
+        (
+            {"procrustes": 0.5, "ridge": 0.6, "kernel": 0.7},
+            "kernel",
+            "0.700 against 0.600",
+        ),
+        ({"procrustes": 0.5, "ridge": 0.698, "kernel": 0.7}, "ridge", "within 0.002 of kernel"),
+        ({"procrustes": 0.71, "ridge": 0.6, "kernel": 0.7}, "procrustes", "0.710 against 0.700"),
+        ({"irp": 0.3}, "irp", "irp was asked for"),
+    ],
+)
+def test_the_best_map_is_chosen_unless_a_simpler_one_is_level(recalls: dict, name: str, why: str):
+    chosen, reason = choose([trial(method, recall) for method, recall in recalls.items()])
+    assert chosen.name == name
+    assert why in reason
 
 
 def test_the_forecast_is_what_held_out_rows_get():
     for method in ("ridge", "kernel"):
-        chosen = fit_pairs(pairs(2000), method=method, held_out=0.3, restore=False).chosen
+        chosen = fitted(pairs(2000), method=method, held_out=0.3, restore=False).chosen
         assert abs(chosen.forecast.cosine - chosen.held_out.cosine) < 0.01
         assert abs(chosen.forecast.recall - chosen.held_out.recall) < 0.025
 
@@ -259,7 +293,7 @@ def test_judgements_give_ndcg_of_native_old_translated_and_fused_rows():
     queries_old, queries_new = spaces(40, seed=5)
     top = neighbours(queries_new, good.new, 3)
     grades = {row: {f"id {one}": 1.0 for one in top[row]} for row in range(40)}
-    found = fit_pairs(good, method="ridge", relevance=Relevance(queries_new, grades, queries_old))
+    found = fitted(good, method="ridge", judgements=Judgements(queries_new, grades, queries_old))
     assert found.ndcg_native == pytest.approx(1.0)
     assert 0 < found.chosen.ndcg < 1
     assert found.chosen.fused > 0
@@ -268,7 +302,7 @@ def test_judgements_give_ndcg_of_native_old_translated_and_fused_rows():
 
 
 def test_a_query_map_is_measured_with_and_without_the_mean():
-    found = fit_pairs(pairs(), method="ridge", direction="query")
+    found = fitted(pairs(), method="ridge", direction="query")
     assert found.translator.n_features_in_ == 20
     assert found.translator.n_features_out_ == 24
     assert found.query_side is not None
@@ -277,20 +311,24 @@ def test_a_query_map_is_measured_with_and_without_the_mean():
 
 def test_the_shared_space_is_no_candidate():
     with pytest.raises(DataError, match="maps into a shared space"):
-        fit_pairs(pairs(), method="relative")
+        fitted(pairs(), method="relative")
     with pytest.raises(OptionError, match="did you mean 'ridge'"):
-        fit_pairs(pairs(), method="rigde")
+        fitted(pairs(), method="rigde")
 
 
 def test_advice_follows_the_case_and_never_simply_says_translate():
-    facts = {"recall": 0.5, "old": 0.45, "pairs": 2000, "method": "ridge"}
-    lazy = advise(**facts, texts=True, old_encoder=True)
+    ridge = trial("ridge", 0.5)
+    lazy = advise(ridge, 0.45, 2000, FitSettings(texts=True, old_encoder=True), None)
     assert len(lazy) == 2
     assert "LazyIndex" in lazy[1]
-    gone = advise(**facts, texts=False, old_encoder=False)
-    assert "kernel" in gone[1]
-    assert "variance restored" in gone[1]
-    worse = advise(**facts, texts=True, old_encoder=True, ndcg=0.5, ndcg_old=0.6)
+    gone = FitSettings(texts=False, old_encoder=False)
+    _, case, bend = advise(ridge, 0.45, 2000, gone, None)
+    assert "kernel" in case
+    assert "variance restored" in case
+    assert "compare with --method kernel" in bend
+    assert len(advise(trial("kernel", 0.5, KernelRidge()), 0.45, 2000, gone, None)) == 2
+    judged = trial("ridge", 0.5, ndcg=0.5)
+    worse = advise(judged, 0.45, 2000, FitSettings(texts=True, old_encoder=True), 0.6)
     assert "the old index as it is ranks better" in worse[1]
 
 
@@ -307,7 +345,8 @@ def test_fit_and_check_work_on_stores(tmp_path: Path):
         write(tmp_path / "old.parquet", old[:600], ids[:600]),
         write(tmp_path / "new.parquet", new[:600], ids[:600]),
     )
-    fitted = fit(first, second, tmp_path / "map", method="ridge", source_model="a", target_model="b")
+    settings = FitSettings(method="ridge", source_model="a", target_model="b")
+    made = fit_map(first, second, tmp_path / "map", settings)
     about = load_map(tmp_path / "map").about
     assert (about["source"], about["target"], about["unit_target"]) == ("a", "b", True)
     assert about["quality"]["kind"] == "document to document"
@@ -315,13 +354,13 @@ def test_fit_and_check_work_on_stores(tmp_path: Path):
         write(tmp_path / f"{name}2.parquet", rows[600:], ids[600:])
         for name, rows in (("old", old), ("new", new))
     ]
-    quality, _, count = check(tmp_path / "map", *others)
-    assert count == 300
-    assert abs(quality.cosine - fitted.fit.chosen.forecast.cosine) < 0.03
+    checked = check_map(tmp_path / "map", *others)
+    assert checked.pairs == 300
+    assert abs(checked.quality.cosine - made.fit.chosen.forecast.cosine) < 0.03
     with pytest.raises(DataError, match="pairs are 20 and 24 wide"):
-        check(tmp_path / "map", *others[::-1])
+        check_map(tmp_path / "map", *others[::-1])
     with pytest.raises(DataError, match="both sides are of 'a'"):
-        fit(first, second, tmp_path / "map2", source_model="a", target_model="a")
+        fit_map(first, second, tmp_path / "map2", FitSettings(source_model="a", target_model="a"))
 
 
 @pytest.mark.parametrize("kind", ["folder", "hive", "npy", "lance", "qdrant", "faiss"])
@@ -341,8 +380,8 @@ def test_pairs_come_from_every_kind_of_store(kind: str, tmp_path: Path):
 
 
 def test_the_way_back_of_a_kernel_map_is_fitted_when_asked_for():
-    plain = fit_pairs(pairs(), method="kernel").translator
-    asked = fit_pairs(pairs(), method="kernel", options={"inverse": True}).translator
+    plain = fitted(pairs(), method="kernel").translator
+    asked = fitted(pairs(), method="kernel", options={"inverse": True}).translator
     with pytest.raises(ValueError, match="fit with inverse=True"):
         plain.inverse_transform(pairs().new)
     assert asked.inverse_transform(pairs().new).shape == pairs().old.shape
@@ -356,8 +395,8 @@ def test_a_weak_map_of_few_right_pairs_is_not_taken_for_wrong_pairing(count: int
         unit(hidden @ rng.normal(size=(60, 128)) + 4.0 * rng.normal(size=(count, 128))) for _ in range(2)
     )
     ids = [f"id {number}" for number in range(count)]
-    found = fit_pairs(Pairs(ids, old, new), method="ridge", held_out=0.35, gate=0.0)
+    found = fitted(VectorPairs(ids, old, new), method="ridge", held_out=0.35, gate=0.0)
     # the map is so weak that many partners are not among the nearest 5 %
     assert (found.pairing.ranks > 0.05 * len(found.pairing.ranks)).mean() > 0.01
     with pytest.raises(DataError, match="the ids look shuffled"):
-        fit_pairs(Pairs(ids, old, new[rng.permutation(count)]), method="ridge", held_out=0.35, gate=0.0)
+        fitted(VectorPairs(ids, old, new[rng.permutation(count)]), method="ridge", held_out=0.35, gate=0.0)

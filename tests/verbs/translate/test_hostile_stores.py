@@ -12,7 +12,7 @@ import pytest
 from transship.errors import DataError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate import Ridge, save_map
-from transship.verbs.translate.apply.moving import Moved, apply_map
+from transship.verbs.translate.apply.moving import RowsDone, apply_map
 from transship.verbs.translate.stores import lance, open_source, qdrant
 
 _SPEC = importlib.util.spec_from_file_location(
@@ -39,7 +39,7 @@ def closed_clients():
     qdrant.close_clients()
 
 
-def apply(saved, source: str, target: str) -> list[Moved]:
+def apply(saved, source: str, target: str) -> list[RowsDone]:
     return list(apply_map(saved, source, target))
 
 

@@ -29,8 +29,8 @@ import faiss, lancedb, numpy, pyarrow.parquet, qdrant_client, torch
 from transship.verbs.translate import LazyIndex, load_map
 from transship.verbs.translate.apply import moving
 from transship.verbs.translate.apply.moving import apply_map
-from transship.verbs.translate.stores import parquet, faiss_file, lance, qdrant
-parquet.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT, moving.ROWS = 12, 12, 8, 13
+from transship.verbs.translate.stores import parquet_sink, faiss_file, lance, qdrant
+parquet_sink.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT, moving.ROWS = 12, 12, 8, 13
 
 def apply(job, target, name):
     for step in apply_map(saved, job["source"], target):

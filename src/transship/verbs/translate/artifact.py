@@ -12,14 +12,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from transship import __version__
-from transship.atomic import atomic_folder
-from transship.errors import DataError, OutputError
+from transship.atomic import atomic_folder, check_target
+from transship.errors import DataError
 from transship.registry import build_method
+from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
 
 FORMAT, VERSION = "transship.translator", 1
@@ -44,6 +47,16 @@ class SavedMap:
     path: str = ""
 
     @property
+    def direction(self) -> Literal["index", "query"]:
+        """Whether it moves rows of an index or queries."""
+        return "query" if self.about.get("direction") == "query" else "index"
+
+    @property
+    def unit_target(self) -> bool:
+        """Whether translated rows are brought to unit length, as the new model's are."""
+        return bool(self.about.get("unit_target", False))
+
+    @property
     def widths(self) -> tuple[int, int]:
         """Widths of source and target."""
         return int(self.translator.n_features_in_), int(self.translator.n_features_out_)
@@ -53,12 +66,9 @@ def save_map(
     translator: Translator, folder: str | Path, about: Mapping[str, Any] | None = None, *, force: bool = False
 ) -> SavedMap:
     """Write `translator` and what is known about it into `folder`, whole or not at all."""
-    from safetensors.numpy import save
-
     target = Path(folder)
-    if target.exists() and not force:
-        raise OutputError("exists already", where=str(target), fix="choose another name, or pass --force")
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    check_target(target, force=force)
+    arrays: dict[str, Array] = {}
     state = {
         name: _take(value, name, arrays)
         for name, value in sorted(vars(translator).items())
@@ -84,9 +94,6 @@ def save_map(
 
 def load_map(folder: str | Path) -> SavedMap:
     """Read what `save_map` wrote; a map cut short or changed is one clear error."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     place = Path(folder)
     document = read_document(place)
     try:
@@ -152,7 +159,7 @@ def read_document(place: Path) -> dict[str, Any]:
     return document
 
 
-def _take(value: Any, path: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+def _take(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     """Return `value` as JSON holds it, its arrays put aside under their path."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         arrays[path] = value
@@ -168,7 +175,7 @@ def _take(value: Any, path: str, arrays: dict[str, np.ndarray[Any, Any]]) -> Any
     return value
 
 
-def _put(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
+def _put(value: Any, arrays: Mapping[str, Array]) -> Any:
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             return arrays[value[_TENSOR]]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from transship.types import Array
+
 # bytes of scores at a time, with the order that is made of them
 SCORES = 256_000_000
 
@@ -27,18 +26,18 @@ def score_rows(gallery: int) -> int:
 def neighbours(queries: Array, gallery: Array, k: int, own: Array | None = None) -> Array:
     """Return the k rows of the gallery nearest to each query by cosine, best first, `own` left out."""
     left, right = unit_rows(queries), unit_rows(gallery)
-    found = np.empty((len(left), min(k, len(right) - (own is not None))), dtype=np.int64)
+    nearest = np.empty((len(left), min(k, len(right) - (own is not None))), dtype=np.int64)
     block = score_rows(len(right))
     for start in range(0, len(left), block):
         scores = left[start : start + block] @ right.T
         if own is not None:
             scores[np.arange(len(scores)), own[start : start + len(scores)]] = -np.inf
-        part = np.argpartition(-scores, found.shape[1] - 1, axis=1)[:, : found.shape[1]]
+        part = np.argpartition(-scores, nearest.shape[1] - 1, axis=1)[:, : nearest.shape[1]]
         order = np.argsort(-np.take_along_axis(scores, part, 1), axis=1, kind="stable")
-        found[start : start + block] = np.take_along_axis(part, order, 1)
-    return found
+        nearest[start : start + block] = np.take_along_axis(part, order, 1)
+    return nearest
 
 
-def overlap(found: Array, expected: Array) -> float:
-    """Return the mean share of `expected` that is among `found`, row by row."""
-    return float((expected[:, :, None] == found[:, None, :]).any(2).mean())
+def overlap(ranked: Array, expected: Array) -> float:
+    """Return the mean share of `expected` that is among `ranked`, row by row."""
+    return float((expected[:, :, None] == ranked[:, None, :]).any(2).mean())

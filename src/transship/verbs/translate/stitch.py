@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from transship.errors import DataError, MatchError
+from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
 from transship.verbs.translate.nearest import unit_rows
-
-Array = np.ndarray[Any, Any]
 
 
 class Stitch:
@@ -142,8 +141,8 @@ def scale_probe(
 
     `layers` are module names of `model` (a torch module); `evaluate(model)` returns its accuracy.
     """
-    found = [[_with_scale(model, layer, factor, evaluate) for factor in factors] for layer in layers]
-    return ScaleProbe(tuple(layers), tuple(factors), np.asarray(found), float(evaluate(model)))
+    accuracy = [[_with_scale(model, layer, factor, evaluate) for factor in factors] for layer in layers]
+    return ScaleProbe(tuple(layers), tuple(factors), np.asarray(accuracy), float(evaluate(model)))
 
 
 @contextlib.contextmanager
@@ -156,7 +155,7 @@ def rescaled(model: Any, layer: str, factor: float) -> Iterator[None]:
         )
 
     def inject(module: Any, inputs: Any, output: Any) -> Any:
-        import torch
+        import torch  # start-up: heads and maps alone may do without
 
         first = output[0] if isinstance(output, tuple) else output
         scaled = torch.nn.functional.normalize(first, dim=-1) * factor
@@ -171,7 +170,7 @@ def rescaled(model: Any, layer: str, factor: float) -> Iterator[None]:
 
 def norms(vectors: Mapping[str, Array]) -> dict[str, dict[str, float]]:
     """Return the distribution of lengths per encoder (Fig. 5): mean, sd, quartiles, extremes, skewness."""
-    found = {}
+    lengths = {}
     for name, rows in vectors.items():
         length = np.linalg.norm(np.asarray(rows, dtype=np.float64), axis=1)
         spread = float(length.std())
@@ -181,7 +180,7 @@ def norms(vectors: Mapping[str, Array]) -> dict[str, dict[str, float]]:
             else 0.0
         )
         low, middle, high = np.quantile(length, [0.25, 0.5, 0.75])
-        found[name] = {
+        lengths[name] = {
             "mean": float(length.mean()),
             "sd": spread,
             "quarter": float(low),
@@ -191,7 +190,7 @@ def norms(vectors: Mapping[str, Array]) -> dict[str, dict[str, float]]:
             "most": float(length.max()),
             "skew": skew,
         }
-    return found
+    return lengths
 
 
 def _with_scale(model: Any, layer: str, factor: float, evaluate: Callable[[Any], float]) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from transship.errors import DataError
 from transship.numerics import chunks
+from transship.types import Array
 
 # rows of one block of a streamed product: large enough for a fast product, small enough to stay in cache
 BLOCK = 8192
@@ -59,7 +60,7 @@ def by_blocks(rows: Tensor, width: int, product: Callable[[Tensor, Tensor], obje
     return result
 
 
-def check_finite(rows: Tensor | np.ndarray[Any, Any], where: str, ids: Any = None) -> None:
+def check_finite(rows: Tensor | Array, where: str, ids: Any = None) -> None:
     """Refuse rows that hold NaN or infinity, naming the first of them."""
     tensor = rows if isinstance(rows, Tensor) else to_tensor(rows)
     bad = ~torch.isfinite(tensor).all(dim=1)
@@ -73,7 +74,7 @@ def check_finite(rows: Tensor | np.ndarray[Any, Any], where: str, ids: Any = Non
         )
 
 
-def check_zero(rows: np.ndarray[Any, Any], where: str, ids: Any = None) -> None:
+def check_zero(rows: Array, where: str, ids: Any = None) -> None:
     """Refuse rows of zeros, which have no direction, naming the first of them."""
     zero = np.flatnonzero(rows[:, 0] == 0)  # few rows begin with a zero: only these are read whole
     zero = zero[~rows[zero].any(axis=1)]

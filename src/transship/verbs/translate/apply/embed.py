@@ -13,16 +13,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from transship.checkpoints.footprint import Footprint
 from transship.data import Dataset, load
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
-from transship.verbs.translate.apply.moving import Moved
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.stores import Batch, Columns, Place, Stamp, open_sink
+from transship.verbs.translate.stores import (
+    Columns,
+    RowBatch,
+    RowsDone,
+    Stamp,
+    StorePlace,
+    VectorSource,
+    open_sink,
+)
 from transship.verbs.translate.stores.files import locate, plain
-from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
+from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter
 
 Pooling = Literal["mean", "cls", "last", "max", "none"]
 
@@ -30,7 +38,7 @@ Pooling = Literal["mean", "cls", "last", "max", "none"]
 PART_ROWS = 2048
 
 
-class TextSource:
+class TextSource(VectorSource):
     """Texts as a source of rows that have no vectors yet."""
 
     part_rows = PART_ROWS
@@ -43,24 +51,19 @@ class TextSource:
         if len(set(map(str, texts.ids))) != len(texts):
             raise DataError("ids occur more than once", where=texts.name, fix="give every text its own id")
         self.texts, self.rows, self.width = texts, len(texts), 0
-        self.place, self.stamp = Place("text", texts.name, "", texts.name, Columns()), Stamp()
+        self.place, self.stamp = StorePlace("text", texts.name, "", texts.name, Columns()), Stamp()
 
     def fingerprint(self) -> str:
         """Return the content's hash."""
         return str(self.texts.fingerprint())[:32]
 
-    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
         """Yield ids and texts from row `start` on."""
-        import pyarrow as pa
-
         for first in range(start, self.rows, size):
             part = slice(first, min(first + size, self.rows))
             ids = np.asarray(self.texts.ids[part]).tolist()
             table = pa.table({"id": pa.array(ids), "text": pa.array(list(self.texts.inputs[part]))})
-            yield Batch(ids, np.empty((len(ids), 0), np.float32), table)
-
-    def close(self) -> None:
-        """Nothing is kept open."""
+            yield RowBatch(ids, np.empty((len(ids), 0), np.float32), table)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def embed_texts(
     engine: Engine | None = None,
     memory: MemoryBudget | None = None,
     **settings: Any,
-) -> Iterator[Moved]:
+) -> Iterator[RowsDone]:
     """Embed every text with `model` into the store `target`, ids and texts kept, yielding after each part.
 
     Pooling, normalisation and length limit are what the model's own sentence-embedding files say, unless
@@ -156,12 +159,12 @@ def embed_texts(
         stamp = Stamp(model, "", {}, encoder.note(source.fingerprint()))
         sink = open_sink(target, source, stamp, width=width, force=force)
         stack.callback(sink.close)
-        yield Moved(sink.done, source.rows)
+        yield RowsDone(sink.done, source.rows)
         if engine.parallel:
             steps = _by_parts(encoder, source, sink, target, engine)
         else:
             steps = _in_order(encoder, source, sink)
-        yield from (Moved(done, source.rows) for done in steps)
+        yield from (RowsDone(done, source.rows) for done in steps)
         sink.finish()
 
 
@@ -172,7 +175,7 @@ def _in_order(encoder: Encoder, source: TextSource, sink: Any) -> Iterator[int]:
 
 
 def _by_parts(encoder: Encoder, source: TextSource, sink: Any, target: str, engine: Engine) -> Iterator[int]:
-    if not isinstance(sink, ParquetSink):
+    if not isinstance(sink, PartSink):
         raise OptionError(
             "only Parquet is written by several processes",
             where=target,
@@ -186,7 +189,7 @@ def _by_parts(encoder: Encoder, source: TextSource, sink: Any, target: str, engi
         yield done
 
 
-def embed_part(shared: tuple[Encoder, PartWriter], item: tuple[Part, Batch]) -> int:
+def embed_part(shared: tuple[Encoder, PartWriter], item: tuple[PartRange, RowBatch]) -> int:
     """Embed one part in whatever process this is, and return its texts."""
     encoder, writer = shared
     part, batch = item

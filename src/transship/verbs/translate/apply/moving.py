@@ -11,32 +11,32 @@ import numpy as np
 
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
+from transship.types import Array
 from transship.verbs.translate.artifact import SavedMap
 from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.nearest import unit_rows
 from transship.verbs.translate.stores import (
     Columns,
-    Sink,
-    Source,
+    RowsDone,
     Stamp,
+    VectorSink,
+    VectorSource,
     is_finished,
     open_sink,
     open_source,
     place,
+    store,
 )
-from transship.verbs.translate.stores.parquet import ParquetSource
-from transship.verbs.translate.stores.parquet_sink import ParquetSink, Part, PartWriter
+from transship.verbs.translate.stores.faiss_file import write_query_index
+from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter, SplitSource
 from transship.verbs.translate.vectors import check_finite, check_zero
 
-Array = np.ndarray[Any, Any]
 # rows on their way at a time: twice as many took 100 MB more and were hardly faster
 ROWS = 4096
-# of one id as Python holds it in a list
-ID_BYTES = 100
 
 
 @dataclass(frozen=True)
-class Plan:
+class ApplyPlan:
     """What applying a map will take.
 
     Attributes:
@@ -60,14 +60,6 @@ class Plan:
     unit: bool
 
 
-@dataclass(frozen=True)
-class Moved:
-    """One step of a run: rows done so far, and of how many."""
-
-    done: int
-    rows: int
-
-
 def plan_apply(
     saved: SavedMap,
     reference: str,
@@ -75,7 +67,7 @@ def plan_apply(
     *,
     columns: Columns | None = None,
     memory: MemoryBudget | None = None,
-) -> Plan:
+) -> ApplyPlan:
     """Return what `apply_map` will take; refuses what it would refuse."""
     source = open_source(reference, columns)
     try:
@@ -87,15 +79,15 @@ def plan_apply(
         translate(saved, sample, reference)
         seconds = (time.process_time() - start) / len(sample) * source.rows
         narrow, wide = saved.widths
-        return Plan(
+        return ApplyPlan(
             source.rows,
             (narrow, wide),
             source.rows * narrow * 4,
             source.rows * wide * 4,
             seconds,
-            map_bytes(saved) + size * _row_bytes(saved) + held,
+            saved.translator.array_bytes + size * saved.translator.row_bytes + held,
             0,
-            _unit(saved),
+            saved.unit_target,
         )
     finally:
         source.close()
@@ -110,17 +102,21 @@ def apply_map(
     memory: MemoryBudget | None = None,
     force: bool = False,
     engine: Engine | None = None,
-) -> Iterator[Moved]:
+) -> Iterator[RowsDone]:
     """Translate every row of `reference` into `target`, yielding after each batch.
 
     The source is only read. Stopped at any moment and called again with the same arguments, it goes on
     where it stopped: no row is lost or doubled. Every store carries the model's name, the map's hash and the
     quality that was measured, per row where the store has fields for it. Parquet goes part by part through
-    any `engine`, with the same result; `memory` is that of each process.
+    any `engine`, with the same result; `memory` is that of each process. A map for queries leaves rows as
+    they are: it makes a FAISS index that takes the new model's queries.
     """
+    if saved.direction == "query":
+        yield from apply_to_queries(saved, reference, target, force=force)
+        return
     engine = engine or LocalEngine()
     source = open_source(reference, columns)
-    sink: Sink | None = None
+    sink: VectorSink | None = None
     try:
         check_fit(saved, source)
         stamp = Stamp(
@@ -130,11 +126,11 @@ def apply_map(
             source.fingerprint(),
         )
         if not force and is_finished(target, source, stamp):
-            yield Moved(source.rows, source.rows)
+            yield RowsDone(source.rows, source.rows)
             return
         size = _batch_rows(saved, memory, _held(saved, source, target))
         sink = open_sink(target, source, stamp, width=saved.widths[1], force=force)
-        if isinstance(source, ParquetSource) and isinstance(sink, ParquetSink):
+        if isinstance(source, SplitSource) and isinstance(sink, PartSink):
             steps = _by_parts(PartWork(saved, source, sink.writer, size), sink.missing(), engine)
         elif engine.parallel:
             raise OptionError(
@@ -144,7 +140,7 @@ def apply_map(
             )
         else:
             steps = _in_order(saved, source, sink, size)
-        yield from (Moved(done, source.rows) for done in steps)
+        yield from (RowsDone(done, source.rows) for done in steps)
         sink.finish()
     finally:
         if sink is not None:
@@ -152,7 +148,30 @@ def apply_map(
         source.close()
 
 
-def _in_order(saved: SavedMap, source: Source, sink: Sink, size: int) -> Iterator[int]:
+def apply_to_queries(saved: SavedMap, reference: str, target: str, *, force: bool) -> Iterator[RowsDone]:
+    """Put a linear map before a FAISS index, so that it takes queries of the new model."""
+    index, goal = place(reference), place(target)
+    if index.kind != "faiss" or goal.kind != "faiss":
+        raise DataError(
+            "a query map leaves the rows as they are",
+            where=saved.path,
+            fix="use it in LazyIndex, or on a FAISS index",
+        )
+    affine = saved.translator.as_affine()
+    if affine is None:
+        raise DataError(
+            f"a {saved.translator.map_name} map is not linear",
+            where=saved.path,
+            fix="fit with --method ridge",
+        )
+    matrix, bias = affine
+    # where queries do better without the mean of the old rows, it is left out
+    mean = 0.0 if saved.about.get("keep_mean", True) else saved.translator.target_mean_
+    rows = write_query_index(index, goal, matrix, bias - mean, force=force)
+    yield RowsDone(rows, rows)
+
+
+def _in_order(saved: SavedMap, source: VectorSource, sink: VectorSink, size: int) -> Iterator[int]:
     """Translate batch after batch, yielding the rows done."""
     done = sink.done
     yield done
@@ -173,11 +192,11 @@ class PartWork:
     """What a process needs to translate any part of a source; it travels to workers."""
 
     saved: SavedMap
-    source: ParquetSource
+    source: SplitSource
     writer: PartWriter
     size: int
 
-    def steps(self, part: Part) -> Iterator[int]:
+    def steps(self, part: PartRange) -> Iterator[int]:
         """Translate one part and write it, yielding its rows so far.
 
         Batches begin with the part, so that its bits do not depend on who does it or what was done before.
@@ -190,12 +209,12 @@ class PartWork:
         yield from self.writer.write(part, pieces)
 
 
-def translate_part(work: PartWork, part: Part) -> int:
+def translate_part(work: PartWork, part: PartRange) -> int:
     """Translate one part in whatever process this is, and return its rows."""
     return max(work.steps(part), default=0)
 
 
-def _by_parts(work: PartWork, missing: list[Part], engine: Engine) -> Iterator[int]:
+def _by_parts(work: PartWork, missing: list[PartRange], engine: Engine) -> Iterator[int]:
     """Translate the parts that are missing, yielding the rows done in all."""
     done = work.source.rows - sum(part.stop - part.start for part in missing)
     yield done
@@ -210,7 +229,7 @@ def _by_parts(work: PartWork, missing: list[Part], engine: Engine) -> Iterator[i
         done += part.stop - part.start
 
 
-def check_fit(saved: SavedMap, source: Source) -> None:
+def check_fit(saved: SavedMap, source: VectorSource) -> None:
     """Refuse a store of another width or of another model than the map was fitted on."""
     narrow, wide = saved.widths
     wanted = str(saved.about.get("source", ""))
@@ -243,34 +262,15 @@ def translate(saved: SavedMap, vectors: Array, where: str, ids: Any = None) -> A
     moved: Array = saved.translator.transform(
         rows if rows.dtype == np.float64 else rows.astype(np.float32, copy=False)
     )
-    return unit_rows(moved) if _unit(saved) else moved.astype(np.float32, copy=False)
-
-
-def _unit(saved: SavedMap) -> bool:
-    return bool(saved.about.get("unit_target", False))
-
-
-def _row_bytes(saved: SavedMap) -> int:
-    """Bytes of one row on its way: read, translated, scaled; for a kernel its distances to anchors."""
-    support = getattr(saved.translator, "support_", None)
-    return 4 * (2 * saved.widths[0] + 3 * saved.widths[1] + (2 * len(support) if support is not None else 0))
-
-
-def map_bytes(saved: SavedMap) -> int:
-    """Return the bytes of a map's arrays."""
-    return sum(value.nbytes for value in vars(saved.translator).values() if isinstance(value, np.ndarray))
+    return unit_rows(moved) if saved.unit_target else moved.astype(np.float32, copy=False)
 
 
 def _batch_rows(saved: SavedMap, memory: MemoryBudget | None, held: int) -> int:
     budget = memory or MemoryBudget()
-    fixed = 2 * map_bytes(saved) + held
-    return budget.rows(_row_bytes(saved), fixed=fixed, most=ROWS, what="translating")
+    fixed = 2 * saved.translator.array_bytes + held
+    return budget.rows(saved.translator.row_bytes, fixed=fixed, most=ROWS, what="translating")
 
 
-def _held(saved: SavedMap, source: Source, target: str) -> int:
-    """Return the bytes that a target keeps in memory until its end: an index all vectors, twice as it grows;
-    an array file the ids.
-    """
-    kind = place(target).kind
-    vectors = 2 * 4 * saved.widths[1] if kind == "faiss" else 0
-    return source.rows * (vectors + (ID_BYTES if kind in ("faiss", "npy") else 0))
+def _held(saved: SavedMap, source: VectorSource, target: str) -> int:
+    """Return the bytes that a target keeps in memory until its end."""
+    return store(place(target)).held_bytes(source.rows, saved.widths[1])

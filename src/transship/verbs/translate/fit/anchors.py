@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,14 +12,16 @@ import torch
 from sklearn.cluster import MiniBatchKMeans
 from torch import Tensor
 
-from transship.atomic import atomic_file
-from transship.errors import DataError, OptionError, OutputError
+from transship.atomic import atomic_file, check_target
+from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget, derive_seed
+from transship.types import Array
 from transship.verbs.translate.fit.needs import POOL, choosing_bytes
-from transship.verbs.translate.fit.pairs import BATCH, Pairs, read_pairs
+from transship.verbs.translate.fit.pairs import BATCH, VectorPairs, read_pairs
 from transship.verbs.translate.fit.quality import measure as measure_rows
+from transship.verbs.translate.fit.trials import reference_map
 from transship.verbs.translate.maps.anchoring import Indices
-from transship.verbs.translate.stores import Columns, Source, open_source
+from transship.verbs.translate.stores import Columns, VectorSource, open_source
 from transship.verbs.translate.vectors import plain_id, to_tensor, unit
 
 Way = Literal["random", "farthest", "kmeans"]
@@ -42,11 +43,10 @@ def choose_anchors(
     """Write the ids (and texts, where the store has them) of `count` rows of `old` to a Parquet file.
 
     The store is streamed: only the rows that a way looks at are kept, and written are those it chose. With
-    `measure`, a store of the new model's vectors, the three ways are compared by the held-out recall of ridge
-    fitted on what each chose. What `memory` does not hold is refused before anything is read.
+    `measure`, a store of the new model's vectors, the three ways are compared by the held-out recall of the
+    reference map fitted on what each chose. What `memory` does not hold is refused before anything is read.
     """
-    if Path(target).exists() and not force:
-        raise OutputError("exists already", where=target, fix="choose another name, or pass --force")
+    check_target(target, force=force)
     source = open_source(old, columns)
     new = None if measure is None else open_source(measure, columns)
     if memory is not None:
@@ -58,10 +58,10 @@ def choose_anchors(
         candidates = candidates.at(choose_among(candidates.vectors, count, way=way, seed=seed))
     with atomic_file(target, force=force) as draft:
         pq.write_table(candidates.table(), draft)
-    found: dict[str, Any] = {"count": len(candidates.ids), "rows": source.rows, "way": way}
+    summary: dict[str, Any] = {"count": len(candidates.ids), "rows": source.rows, "way": way}
     if new is not None:
-        found["recall"] = compare_ways(read_pairs(source, new), count, seed=seed)
-    return found
+        summary["recall"] = compare_ways(read_pairs(source, new), count, seed=seed)
+    return summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class _Candidates:
 
     ids: list[Any]
     texts: list[Any] | None
-    vectors: np.ndarray[Any, Any] | None
+    vectors: Array | None
 
     def at(self, rows: Indices) -> _Candidates:
         texts = None if self.texts is None else [self.texts[row] for row in rows]
@@ -81,7 +81,7 @@ class _Candidates:
         return pa.table(columns)
 
 
-def _read_rows(source: Source, wanted: Indices, *, vectors: bool) -> _Candidates:
+def _read_rows(source: VectorSource, wanted: Indices, *, vectors: bool) -> _Candidates:
     """Stream the store once and keep the rows that are wanted."""
     ids: list[Any] = []
     texts: list[Any] | None = []
@@ -101,10 +101,8 @@ def _read_rows(source: Source, wanted: Indices, *, vectors: bool) -> _Candidates
     return _Candidates(ids, texts, kept)
 
 
-def compare_ways(pairs: Pairs, count: int, *, seed: int = 0) -> dict[str, float]:
-    """Return the held-out recall@10 of ridge by way of choosing `count` anchors among 70 % of the pairs."""
-    from transship.verbs.translate.methods.ridge import Ridge
-
+def compare_ways(pairs: VectorPairs, count: int, *, seed: int = 0) -> dict[str, float]:
+    """Return the reference map's held-out recall@10, by way of choosing `count` of 70 % of the pairs."""
     pool, held = pairs.split(0.3, seed)
     if count >= len(pool):
         raise DataError(
@@ -112,12 +110,12 @@ def compare_ways(pairs: Pairs, count: int, *, seed: int = 0) -> dict[str, float]
             where="--measure",
             fix="give more pairs, or a lower --count",
         )
-    found: dict[str, float] = {}
+    recalls: dict[str, float] = {}
     for way in WAYS:
         rows = choose_rows(pool.old, count, way=way, seed=seed)
-        fitted = Ridge().fit(pool.old[rows], pool.new[rows])
-        found[way] = measure_rows(fitted.transform(held.old), held.new).recall
-    return found
+        fitted = reference_map().fit(pool.old[rows], pool.new[rows])
+        recalls[way] = measure_rows(fitted.transform(held.old), held.new).recall
+    return recalls
 
 
 def choose_rows(vectors: Any, count: int, *, way: Way = "random", seed: int = 0, pool: int = POOL) -> Indices:
@@ -162,7 +160,7 @@ def _spread(directions: Tensor, count: int, start: int) -> Indices:
     return np.asarray(taken, dtype=np.int64)
 
 
-def _central(directions: np.ndarray[Any, Any], count: int, seed: int) -> Indices:
+def _central(directions: Array, count: int, seed: int) -> Indices:
     """The row nearest to each centre; centres whose nearest row is taken give way to the next nearest."""
     kmeans = MiniBatchKMeans(count, random_state=seed, n_init=1, batch_size=4096, max_iter=30)
     centres = kmeans.fit(directions).cluster_centers_

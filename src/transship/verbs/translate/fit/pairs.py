@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
 from transship.errors import DataError
 from transship.numerics import chunks, derive_seed
+from transship.types import Array
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.stores import Batch, Source
-from transship.verbs.translate.stores.parquet import ParquetSource
+from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.stores import RowBatch, VectorSource
+from transship.verbs.translate.stores.protocol import SplitSource
 from transship.verbs.translate.vectors import check_finite, check_zero, plain_id
 
-Array = np.ndarray[Any, Any]
 # fewer pairs than this determine no map worth its name
 FEWEST = 50
 # a row whose own partner ranks beyond this share of all partners, and beyond this number of them, is taken
@@ -26,7 +27,7 @@ BATCH, PART_ROWS = 8192, 65536
 
 
 @dataclass(frozen=True)
-class Pairs:
+class VectorPairs:
     """Paired rows.
 
     Attributes:
@@ -47,11 +48,15 @@ class Pairs:
         """Return the number of pairs."""
         return len(self.ids)
 
-    def take(self, index: Array) -> Pairs:
+    def take(self, index: Array) -> VectorPairs:
         """Return some of the pairs."""
-        return Pairs([self.ids[i] for i in index], self.old[index], self.new[index])
+        return VectorPairs([self.ids[i] for i in index], self.old[index], self.new[index])
 
-    def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
+    def sides(self, direction: Literal["index", "query"]) -> tuple[Array, Array]:
+        """Return the rows to map and what they should become."""
+        return (self.old, self.new) if direction == "index" else (self.new, self.old)
+
+    def split(self, share: float, seed: int) -> tuple[VectorPairs, VectorPairs]:
         """Return two parts, drawn by seed: the first without and the second with `share` of the pairs."""
         order = np.random.default_rng(derive_seed(seed, "held out")).permutation(len(self))
         cut = len(self) - max(1, round(share * len(self)))
@@ -59,8 +64,13 @@ class Pairs:
 
 
 def read_pairs(
-    old: Source, new: Source, *, most: int | None = None, seed: int = 0, engine: Engine | None = None
-) -> Pairs:
+    old: VectorSource,
+    new: VectorSource,
+    *,
+    most: int | None = None,
+    seed: int = 0,
+    engine: Engine | None = None,
+) -> VectorPairs:
     """Join two stores by id; the smaller is read whole, the larger is streamed past it.
 
     Duplicated ids, vectors that are not finite, and too few partners are refused. With `most`, that many
@@ -89,63 +99,62 @@ def read_pairs(
     back = np.argsort(order, kind="stable")
     sides = {id(small): first[order[back]], id(large): second[back]}
     ids = [second_ids[i] for i in back]
-    pairs = Pairs(ids, sides[id(old)], sides[id(new)], old.rows - len(ids), new.rows - len(ids))
-    check_finite(pairs.old, old.place.text, ids)
-    check_finite(pairs.new, new.place.text, ids)
-    for rows, place in ((pairs.old, old.place.text), (pairs.new, new.place.text)):
-        check_zero(rows, place, ids)
+    pairs = VectorPairs(ids, sides[id(old)], sides[id(new)], old.rows - len(ids), new.rows - len(ids))
+    for check in (check_finite, check_zero):
+        check(pairs.old, old.place.text, ids)
+        check(pairs.new, new.place.text, ids)
     if most is not None and most < len(pairs):
         rng = np.random.default_rng(derive_seed(seed, "pairs"))
-        taken = pairs.take(np.sort(rng.choice(len(pairs), most, replace=False)))
-        return Pairs(taken.ids, taken.old, taken.new, pairs.only_old, pairs.only_new)
+        drawn = pairs.take(np.sort(rng.choice(len(pairs), most, replace=False)))
+        return replace(drawn, only_old=pairs.only_old, only_new=pairs.only_new)
     return pairs
 
 
-def reading_bytes(old: Source, new: Source) -> int:
+def reading_bytes(old: VectorSource, new: VectorSource) -> int:
     """Return what joining takes at most: both sides of every pair, twice while put together, and the ids."""
     most = min(old.rows, new.rows)
     return most * (2 * 4 * (old.width + new.width) + 600)
 
 
-def _read(source: Source, wanted: Mapping[Any, int] | None, engine: Engine) -> tuple[list[Any], Array]:
+def _read(source: VectorSource, wanted: Mapping[Any, int] | None, engine: Engine) -> tuple[list[Any], Array]:
     """Return ids and vectors of the rows that are wanted, in the order of the store."""
     pieces: Iterable[tuple[list[Any], Array]]
-    if engine.parallel and isinstance(source, ParquetSource):
+    if engine.parallel and isinstance(source, SplitSource):
         parts = [range(part.start, part.stop) for part in chunks(source.rows, PART_ROWS)]
         keys = None if wanted is None else frozenset(wanted)
-        found = dict(engine.run(pick_part, (source, keys), parts))
-        pieces = [found[number] for number in range(len(parts))]
+        by_number = dict(engine.run(pick_part, (source, keys), parts))
+        pieces = [by_number[number] for number in range(len(parts))]
     else:
         pieces = (pick(batch, wanted) for batch in source.batches(BATCH))
     ids: list[Any] = []
-    seen: set[Any] = set()
+    known: set[Any] = set()
     rows: list[Array] = []
     for names, vectors in pieces:
         for name in names:
-            if name in seen:
+            if name in known:
                 raise DataError(
                     f"the id {name!r} occurs more than once",
                     where=source.place.text,
                     fix="remove the duplicates, or name another --id-column",
                 )
-            seen.add(name)
+            known.add(name)
         ids += names
         rows.append(vectors)
     return ids, np.concatenate(rows) if rows else np.empty((0, source.width), np.float32)
 
 
-def pick(batch: Batch, wanted: Container[Any] | None) -> tuple[list[Any], Array]:
+def pick(batch: RowBatch, wanted: Container[Any] | None) -> tuple[list[Any], Array]:
     """Return ids and vectors of the rows of a batch that are wanted."""
     names = [_plain(identity) for identity in batch.ids]
     rows = [i for i, name in enumerate(names) if wanted is None or name in wanted]
     return [names[row] for row in rows], np.asarray(batch.vectors[rows], dtype=np.float32)
 
 
-def pick_part(shared: tuple[ParquetSource, frozenset[Any] | None], part: range) -> tuple[list[Any], Array]:
+def pick_part(shared: tuple[SplitSource, frozenset[Any] | None], part: range) -> tuple[list[Any], Array]:
     """Return what is wanted of some rows, in whatever process this is."""
     source, wanted = shared
-    found = [pick(batch, wanted) for batch in source.batches(BATCH, part.start, part.stop)]
-    return [name for names, _ in found for name in names], np.concatenate([rows for _, rows in found])
+    pieces = [pick(batch, wanted) for batch in source.batches(BATCH, part.start, part.stop)]
+    return [name for names, _ in pieces for name in names], np.concatenate([rows for _, rows in pieces])
 
 
 def _plain(identity: Any) -> Any:
@@ -153,7 +162,7 @@ def _plain(identity: Any) -> Any:
     return str(plain_id(identity))
 
 
-def _example(source: Source) -> Any:
+def _example(source: VectorSource) -> Any:
     return _plain(next(iter(source.batches(1))).ids[0])
 
 
@@ -188,8 +197,6 @@ def find_wrong_pairs(predicted: Array, actual: Array) -> Pairing:
     A right pair's partner is among the first few; a wrong pair's is anywhere, so 95 % of them pass the limit
     of 5 % (a smaller share among fewer than 500 pairs, where the limit is 25).
     """
-    from transship.verbs.translate.nearest import unit_rows
-
     left, right = (unit_rows(rows - rows.mean(0)) for rows in (predicted, actual))
     own = (left * right).sum(1)
     ranks = np.empty(len(left), dtype=np.int64)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
 from transship.errors import DataError
 from transship.numerics import derive_seed
+from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
 from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
-Array = np.ndarray[Any, Any]
 FOLDS = 10
 # rows that rankings are measured on; more would only narrow the spread
 MOST_QUERIES = 2000
 
 
 @dataclass(frozen=True)
-class Quality:
+class MapQuality:
     """What was measured of a map, document to document.
 
     Attributes:
@@ -46,7 +45,7 @@ class Quality:
 
 def measure(
     translated: Array, native: Array, *, k: int = 10, seed: int = 0, queries: Array | None = None
-) -> Quality:
+) -> MapQuality:
     """Measure translated rows against their native partners.
 
     Queries are native rows: those that `queries` numbers, else all, drawn by seed when there are many.
@@ -61,10 +60,10 @@ def measure(
     ranked = neighbours(native[drawn], translated, k + 1)
     own = ranked == drawn[:, None]
     # the own row, where it is among the k + 1 first, goes to the end and is left out
-    found = np.take_along_axis(ranked, np.argsort(own, axis=1, kind="stable"), 1)[:, :k]
+    nearest = np.take_along_axis(ranked, np.argsort(own, axis=1, kind="stable"), 1)[:, :k]
     twins = own[:, 0]
     expected = neighbours(native[drawn], native, k, own=drawn)
-    return Quality(float(cosines.mean()), float(twins.mean()), overlap(found, expected), k, len(native))
+    return MapQuality(float(cosines.mean()), float(twins.mean()), overlap(nearest, expected), k, len(native))
 
 
 def old_alone(old: Array, new: Array, *, k: int = 10, seed: int = 0) -> float:
@@ -142,38 +141,5 @@ def map_thresholds(old: Array, new: Array, thresholds: Array, *, seed: int = 0) 
     above = np.triu_indices(len(some), 1)
     before, after = (np.sort((side @ side.T)[above]) for side in (left, right))
     share = np.searchsorted(before, np.asarray(thresholds, dtype=np.float32)) / len(before)
-    found: Array = np.quantile(after, np.clip(share, 0.0, 1.0))
-    return found
-
-
-def fuse(first: Array, second: Array, weight: float = 0.5) -> Array:
-    """Return z(first)·(1 − w) + z(second)·w, row by row: two rankings of the same gallery as one."""
-    fused: Array = (1.0 - weight) * _standard(first) + weight * _standard(second)
-    return fused
-
-
-def _standard(scores: Array) -> Array:
-    spread = scores.std(axis=-1, keepdims=True)
-    standard: Array = (scores - scores.mean(axis=-1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
-    return standard
-
-
-def ndcg(scores: Array, relevance: Mapping[int, Mapping[int, float]], k: int = 10) -> float:
-    """Return the mean nDCG@k of queries (rows of `scores`) with relevance {query: {document: grade}}."""
-    discounts = 1.0 / np.log2(np.arange(2, k + 2))
-    values = []
-    for query, grades in relevance.items():
-        ideal = np.sort(np.asarray(list(grades.values()), dtype=float))[::-1][:k]
-        best = float((ideal * discounts[: len(ideal)]).sum())
-        if best <= 0:
-            continue
-        row = scores[query]
-        top = np.argpartition(-row, min(k, len(row)) - 1)[:k]
-        top = top[np.argsort(-row[top], kind="stable")]
-        gains = np.asarray([grades.get(int(document), 0.0) for document in top])
-        values.append(float((gains * discounts[: len(gains)]).sum()) / best)
-    if not values:
-        raise DataError(
-            "no query has a relevant document", where="nDCG", fix="give judgements of these queries"
-        )
-    return float(np.mean(values))
+    mapped: Array = np.quantile(after, np.clip(share, 0.0, 1.0))
+    return mapped

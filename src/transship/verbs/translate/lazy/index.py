@@ -10,17 +10,24 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from transship.errors import DataError, OptionError
-from transship.verbs.translate.apply.moving import Moved
+from transship.types import Array
 from transship.verbs.translate.artifact import SavedMap, load_map
-from transship.verbs.translate.fit.quality import fuse
-from transship.verbs.translate.lazy.old import OldIndex, open_index
-from transship.verbs.translate.lazy.rows import NewRows, open_rows
+from transship.verbs.translate.fit.judgements import fuse
+from transship.verbs.translate.lazy.old import open_index
+from transship.verbs.translate.lazy.rows import open_rows
 from transship.verbs.translate.maps.base import Translator
 from transship.verbs.translate.nearest import unit_rows
-from transship.verbs.translate.stores import Source, Stamp, is_finished, open_sink, open_source
+from transship.verbs.translate.stores import (
+    RowsDone,
+    Stamp,
+    VectorSource,
+    is_finished,
+    open_sink,
+    open_source,
+)
+from transship.verbs.translate.stores.protocol import NewRows, OldIndex
 from transship.verbs.translate.vectors import plain_id
 
-Array = np.ndarray[Any, Any]
 Embed = Callable[[Sequence[str]], Array]
 Rescore = Literal["auto", "translate", "embed", "none"]
 WRITE_ROWS = 4096
@@ -35,7 +42,7 @@ class Hit:
     by: Literal["native", "translated", "old"]
 
 
-class Texts(Protocol):
+class TextLookup(Protocol):
     """Gives the texts of ids: a mapping, or anything with `__getitem__`."""
 
     def __getitem__(self, identity: Any) -> str:
@@ -62,7 +69,7 @@ class LazyIndex:
         translator: Translator | SavedMap | str | Path | None = None,
         *,
         embed: Embed | str | None = None,
-        texts: Texts | None = None,
+        texts: TextLookup | None = None,
         query_map: Translator | SavedMap | str | Path | None = None,
         keep_mean: bool | None = None,
         candidates: int = 100,
@@ -143,15 +150,19 @@ class LazyIndex:
         ids, scores = self.index.search(old, count)
         moved_ids, moved_scores = self.native.search(new, k)
         way = self._way(rescore)
-        found = []
+        results = []
         for row in range(len(new)):
             hits = self._rescore(new[row], ids[row], scores[row], way)
-            seen = {hit.id for hit in hits}
+            candidates_of_old = {hit.id for hit in hits}
             if way != "none":
                 known = zip(moved_ids[row], moved_scores[row], strict=True)
-                hits += [Hit(name, float(score), "native") for name, score in known if name not in seen]
-            found.append(sorted(hits, key=lambda hit: -hit.score)[:k])
-        return found
+                hits += [
+                    Hit(name, float(score), "native")
+                    for name, score in known
+                    if name not in candidates_of_old
+                ]
+            results.append(sorted(hits, key=lambda hit: -hit.score)[:k])
+        return results
 
     def move(self, ids: Sequence[Any]) -> Array:
         """Embed the texts of `ids` with the new model, keep the vectors, and return them."""
@@ -168,7 +179,7 @@ class LazyIndex:
             self.native.add(unknown, unit_rows(np.asarray(self.embed(texts))))
         return self.native.many(ids)
 
-    def finish(self, target: str | Path | None = None, *, part: int = 256) -> Iterator[Moved]:
+    def finish(self, target: str | Path | None = None, *, part: int = 256) -> Iterator[RowsDone]:
         """Move all rows that have not moved yet, `part` at a time; stopped and called again, it goes on.
 
         A second collection or table is whole then. With `target`, a store of the new vectors with all other
@@ -178,18 +189,18 @@ class LazyIndex:
             raise OptionError("an index in memory has no rows to read", where="finish", fix="name a store")
         source = open_source(self.reference)
         try:
-            yield Moved(len(self.native), source.rows)
+            yield RowsDone(len(self.native), source.rows)
             for batch in source.batches(part):
                 ids = [plain_id(identity) for identity in batch.ids]
                 if any(identity not in self.native for identity in ids):
                     self.move(ids)
-                    yield Moved(len(self.native), source.rows)
+                    yield RowsDone(len(self.native), source.rows)
             if target is not None:
                 yield from self._write(source, str(target))
         finally:
             source.close()
 
-    def _write(self, source: Source, target: str) -> Iterator[Moved]:
+    def _write(self, source: VectorSource, target: str) -> Iterator[RowsDone]:
         stamp = Stamp(self.model, source=source.fingerprint())
         if is_finished(target, source, stamp):
             return
@@ -198,7 +209,7 @@ class LazyIndex:
         try:
             for batch in source.batches(WRITE_ROWS, sink.done):
                 sink.write(batch, self.native.many([plain_id(identity) for identity in batch.ids]))
-                yield Moved(len(self.native), source.rows)
+                yield RowsDone(len(self.native), source.rows)
             sink.finish()
         finally:
             sink.close()
@@ -241,8 +252,8 @@ class LazyIndex:
     def _to_old(self, queries: Array) -> Array:
         """Return queries of the new model in the old space."""
         if self.query_map is not None:
-            whole = self.keep_mean or not hasattr(self.query_map, "direction")
-            moved = self.query_map.transform(queries) if whole else self.query_map.direction(queries)
+            to_old = self.query_map.transform if self.keep_mean else self.query_map.direction
+            moved = to_old(queries)
         elif self.translator is not None:
             try:
                 moved = self.translator.inverse_transform(queries)

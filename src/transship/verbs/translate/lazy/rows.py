@@ -1,4 +1,4 @@
-"""Rows that have moved to the new model: in memory, in a folder, or written back beside the old ones.
+"""Rows that have moved to the new model: in memory or in a folder; tables and collections have their own.
 
 What `add` returned from survives a kill, and adding a row again changes nothing.
 """
@@ -10,39 +10,16 @@ import os
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from transship.atomic import write_json
 from transship.errors import DataError
-from transship.verbs.translate.lazy.old import LanceIndex, OldIndex, QdrantIndex
-from transship.verbs.translate.nearest import neighbours, unit_rows
-from transship.verbs.translate.stores import Stamp
+from transship.types import Array
+from transship.verbs.translate.stores.array_index import search_rows
+from transship.verbs.translate.stores.protocol import NewRows, OldIndex
 from transship.verbs.translate.vectors import plain_id
-
-Array = np.ndarray[Any, Any]
-
-
-class NewRows(Protocol):
-    """Vectors of the new model by id, as far as they are known."""
-
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
-
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-
-    def add(self, ids: Sequence[Any], vectors: Array) -> None:
-        """Keep the vectors of ids."""
-
-    def some(self, count: int) -> list[Any]:
-        """Return at most `count` ids that have moved."""
-
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved, [ids, width]."""
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return ids and cosines of the nearest moved rows to each query, best first."""
 
 
 class MemoryRows:
@@ -81,11 +58,7 @@ class MemoryRows:
         """Return the nearest moved rows, all of them compared."""
         if not self.places:
             return [[] for _ in queries], np.empty((len(queries), 0), np.float32)
-        rows, names = np.asarray(self.rows), list(self.places)
-        found = neighbours(queries, rows, min(count, len(names)))
-        pairs = zip(found, unit_rows(queries), strict=True)
-        scores = np.stack([unit_rows(rows[row]) @ query for row, query in pairs])
-        return [[names[row] for row in some] for some in found], scores
+        return search_rows(queries, list(self.places), np.asarray(self.rows), min(count, len(self.places)))
 
     def _append(self, ids: list[Any], vectors: Array) -> None:
         self.rows = vectors if self.rows is None else np.concatenate([self.rows, vectors])
@@ -124,9 +97,7 @@ class FolderRows(MemoryRows):
     def _append(self, ids: list[Any], vectors: Array) -> None:
         if not self.width:
             self.width = int(vectors.shape[1])
-            draft = self.folder / "about.draft"
-            draft.write_text(json.dumps({"width": self.width, "model": self.model}), encoding="utf-8")
-            os.replace(draft, self.folder / "about.json")
+            write_json(self.folder / "about.json", {"width": self.width, "model": self.model}, force=True)
         if vectors.shape[1] != self.width:
             raise DataError(
                 f"vectors are {vectors.shape[1]} wide, and those written before are {self.width}",
@@ -163,108 +134,6 @@ class FolderRows(MemoryRows):
             self.rows = np.memmap(self.vectors, np.float32, "r", shape=(len(self.places), self.width))
 
 
-class _BesideRows:
-    """Rows of a second collection or table beside the old one.
-
-    Attributes:
-        old: the index that is moved.
-        place: what the store knows the new rows by: a collection's name, or an open table.
-        known: ids that have moved.
-    """
-
-    def __init__(self, old: Any, place: Any, model: str) -> None:
-        """Start without rows."""
-        self.old, self.place, self.stamp = old, place, Stamp(model)
-        self.known: set[Any] = set()
-
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
-        return len(self.known)
-
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-        return identity in self.known
-
-    def some(self, count: int) -> list[Any]:
-        """Return some ids that have moved."""
-        return list(islice(self.known, count))
-
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved."""
-        found: Array = self.old.stored(self.place, ids)
-        return found
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest moved rows."""
-        if not self.known:
-            return [[] for _ in queries], np.empty((len(queries), 0), np.float32)
-        found: tuple[list[list[Any]], Array] = self.old.nearest(
-            self.place, queries, min(count, len(self.known))
-        )
-        return found
-
-
-class QdrantRows(_BesideRows):
-    """Points of a second collection with the same ids and payloads; upserts come twice without harm."""
-
-    def __init__(self, old: QdrantIndex, name: str, model: str = "") -> None:
-        """Name the collection; it is made with the first row."""
-        super().__init__(old, name, model)
-        self.client = old.client
-        if self.client.collection_exists(name):
-            offset: Any = None
-            while True:
-                points, offset = self.client.scroll(name, limit=1024, offset=offset, with_payload=False)
-                self.known.update(point.id for point in points)
-                if offset is None:
-                    break
-
-    def add(self, ids: Sequence[Any], vectors: Array) -> None:
-        """Upsert points with the payloads of the old ones."""
-        from transship.verbs.translate.stores.qdrant import create, points
-
-        if not self.client.collection_exists(self.place):
-            create(self.client, self.place, int(vectors.shape[1]), self.old.params.distance, self.old.vector)
-        found = {
-            point.id: dict(point.payload or {})
-            for point in self.client.retrieve(self.old.name, list(ids), with_payload=True)
-        }
-        payloads = [found.get(identity, {}) for identity in ids]
-        made = points(ids, vectors, payloads, self.old.vector, self.stamp)
-        self.client.upsert(self.place, made, wait=True)
-        self.known.update(ids)
-
-
-class LanceRows(_BesideRows):
-    """Rows of a second table with the same ids and other columns; every `add` is one commit."""
-
-    def __init__(self, old: LanceIndex, name: str, model: str = "") -> None:
-        """Name the table; it is made with the first row."""
-        from transship.verbs.translate.stores.lance import connect, open_or_none
-
-        self.name, self.database = name, connect(old.location)
-        super().__init__(old, open_or_none(self.database, old.location, name), model)
-        if self.place is not None:
-            ids = self.place.search().select([old.key]).limit(self.place.count_rows()).to_arrow()
-            self.known = set(ids.column(old.key).to_pylist())
-
-    def add(self, ids: Sequence[Any], vectors: Array) -> None:
-        """Insert rows with the other columns of the old ones, or replace them."""
-        from transship.verbs.translate.stores.lance import stamped
-        from transship.verbs.translate.stores.protocol import Batch
-
-        rows = self.old.rows_of(ids)
-        places = {identity: number for number, identity in enumerate(ids)}
-        order = [places[identity] for identity in rows.column(self.old.key).to_pylist()]
-        made = stamped(Batch(ids, vectors, rows), np.asarray(vectors)[order], self.old.column, self.stamp)
-        if self.place is None:
-            self.place = self.database.create_table(self.name, data=made)
-        else:
-            merge = self.place.merge_insert(self.old.key)
-            merge.when_matched_update_all().when_not_matched_insert_all().execute(made)
-        self.known.update(ids)
-
-
 def open_rows(old: OldIndex, where: str | Path | bool | None, model: str = "") -> NewRows:
     """Return where new vectors go: memory, a second table or collection, or a folder.
 
@@ -273,11 +142,14 @@ def open_rows(old: OldIndex, where: str | Path | bool | None, model: str = "") -
     """
     if where is None or where is False:
         return MemoryRows()
-    if isinstance(old, QdrantIndex | LanceIndex):
-        name = f"{old.name}-new" if where is True else str(where)
-        if name == old.name:
+    rows_beside = getattr(old, "rows_beside", None)  # of stores with tables or collections
+    if rows_beside is not None:
+        own = str(getattr(old, "name", ""))
+        name = f"{own}-new" if where is True else str(where)
+        if name == own:
             raise DataError("is the old index itself", where=name, fix="write back under another name")
-        return QdrantRows(old, name, model) if isinstance(old, QdrantIndex) else LanceRows(old, name, model)
+        rows: NewRows = rows_beside(name, model)
+        return rows
     if where is True:
         location = getattr(old, "location", "")
         if not location:

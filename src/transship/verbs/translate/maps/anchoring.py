@@ -20,7 +20,7 @@ RELATIVE_CUT = 1e-10
 
 
 @dataclass(frozen=True)
-class Inverse:
+class AnchorInverse:
     """(Aᵀ)⁺ of unit anchor rows A [anchors, width] and what is known about it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Inverse:
     condition: float
 
 
-def invert_anchors(anchors: Tensor) -> Inverse:
+def invert_anchors(anchors: Tensor) -> AnchorInverse:
     """Return (Aᵀ)⁺ = A (AᵀA)⁺, from the smaller of the two Gram matrices, in float64.
 
     A plain inverse would do for independent rows only; here the directions that the anchors do not span
@@ -43,10 +43,10 @@ def invert_anchors(anchors: Tensor) -> Inverse:
     anchors = anchors.double()
     count, width = anchors.shape
     inverse, rank, condition = _invert(anchors.T @ anchors if count >= width else anchors @ anchors.T)
-    return Inverse(anchors @ inverse if count >= width else inverse @ anchors, rank, condition)
+    return AnchorInverse(anchors @ inverse if count >= width else inverse @ anchors, rank, condition)
 
 
-def tikhonov_anchors(anchors: Tensor, strength: float) -> Inverse:
+def tikhonov_anchors(anchors: Tensor, strength: float) -> AnchorInverse:
     """Return A (AᵀA + λI)⁻¹ with λ = `strength` × the mean eigenvalue of AᵀA: no pruning, no chance.
 
     The condition number is that of the regularised matrix' square root, so that it compares with
@@ -56,7 +56,7 @@ def tikhonov_anchors(anchors: Tensor, strength: float) -> Inverse:
     gram = anchors.T @ anchors
     gram.diagonal().add_(strength * float(gram.diagonal().mean()))
     inverse, rank, condition = _invert(gram)
-    return Inverse(anchors @ inverse, rank, condition)
+    return AnchorInverse(anchors @ inverse, rank, condition)
 
 
 def _invert(gram: Tensor) -> tuple[Tensor, int, float]:
@@ -85,7 +85,7 @@ def farthest_points(distances: Tensor, *, start: int, delta: float = 0.0, most: 
 
     Each step takes the row whose smallest distance to those taken is largest (the lowest index among equals);
     it stops when that distance is below `delta`, or when `most` are taken. Eq. (4) of Maiorca et al.,
-    "Latent Space Translation via Inverse Relative Projection". Shapes: [anchors, anchors] → [kept].
+    "Latent Space Translation via AnchorInverse Relative Projection". Shapes: [anchors, anchors] → [kept].
     """
     return _from_starts(distances, [start], delta, most)[0]
 
@@ -121,5 +121,5 @@ def subspace_indices(
 ) -> list[Indices]:
     """Return ω index lists, each from a random start of its own (drawn by seed and number, not by order)."""
     seeds = (derive_seed(seed, "irp start", number) for number in range(subspaces))
-    starts = [int(np.random.default_rng(one).integers(len(distances))) for one in seeds]
+    starts = [int(np.random.default_rng(number).integers(len(distances))) for number in seeds]
     return _from_starts(distances, starts, delta, most)

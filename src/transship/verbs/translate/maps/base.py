@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from transship.registry import Method
+from transship.types import Array
 from transship.verbs.translate.vectors import anchors_hash, by_blocks, like, to_tensor, unit, working
 
 
@@ -25,10 +26,17 @@ class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     float64 rows and in float32 for all others.
     """
 
+    # the place among what `fit --method auto` compares, simplest first; None: tried only when asked for
+    place_in_auto: ClassVar[int | None] = None
     # whether `leave_one_out` is a closed form; otherwise quality is forecast by folds
     closed_form: ClassVar[bool] = False
-    # whether the method is a candidate of `transship translate fit`
-    candidate: ClassVar[bool] = True
+    # whether rows come out in the target's space; otherwise in one that both sides share
+    into_target: ClassVar[bool] = True
+    # whether the map bends, and so learns more from many anchors than any linear one
+    bends: ClassVar[bool] = False
+    # float64 matrices [anchors, anchors] that a fit holds at its worst, and the most anchors it can bear
+    anchor_squares: ClassVar[int] = 0
+    most_anchors: ClassVar[int | None] = None
 
     def fit(self, X: Any, y: Any, ids: Sequence[Any] | None = None) -> Self:  # noqa: N803 - scikit-learn's name
         """Fit on paired rows: X [anchors, source], y [anchors, target]; `ids` names the anchors."""
@@ -66,10 +74,39 @@ class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         target = to_tensor(y).to(translated)
         return float((unit(translated) * unit(target.reshape(translated.shape))).sum(1).mean())
 
+    def direction(self, X: Any) -> Any:  # noqa: N803
+        """Return translated rows without the target's mean, as a query may want it."""
+        check_is_fitted(self)
+        rows = self._rows(X)
+        moved = self._forward(rows)
+        moved -= torch.from_numpy(self.target_mean_).to(moved)
+        return like(moved, X if isinstance(X, Tensor) else rows.numpy())
+
+    def preferred(self, given: Container[str], *, one_way: bool) -> Self:
+        """Return the map with what `fit` takes in place of the paper's defaults, `given` names apart.
+
+        With `one_way` nobody will ask for the way back.
+        """
+        return self
+
     def settled(self) -> Self:
         """Return an unfitted copy that keeps the settings which this fit has chosen at a cost."""
         copy: Self = clone(self)
         return copy
+
+    def as_affine(self) -> tuple[Array, Array] | None:
+        """Return (W, b) of a map that is y = x W + b; None for all others."""
+        return None
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of the fitted arrays."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row on its way: read, translated, scaled."""
+        return 4 * (2 * int(self.n_features_in_) + 3 * int(self.n_features_out_))
 
     @property
     def _n_features_out(self) -> int:
@@ -142,7 +179,7 @@ def _is_half(rows: Any) -> bool:
     return False
 
 
-def affine_rows(rows: Tensor, matrix: np.ndarray[Any, Any], bias: np.ndarray[Any, Any]) -> Tensor:
+def affine_rows(rows: Tensor, matrix: Array, bias: Array) -> Tensor:
     """Return rows · matrix + bias, [rows, source] → [rows, target], block by block."""
     dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     weight = torch.from_numpy(matrix).to(device=rows.device, dtype=dtype)

@@ -6,14 +6,12 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from transship.geometry import LinearMap, Moments
+from transship.types import Array
 from transship.verbs.translate.maps.base import Translator, affine_rows
-from transship.verbs.translate.vectors import like, to_tensor
 
-Array = np.ndarray[Any, Any]
 # a feature whose standard deviation is below this share of the root mean square one is rounding only
 DEAD = 1e-3
 
@@ -54,23 +52,23 @@ class LinearTranslator(Translator):
         live_a, live_b = (live_features(part) for part in (moments, moments.swapped()))
         if bool(live_a.all()) and bool(live_b.all()):
             return self._solve(moments)
-        found = self._solve(_restrict(moments, live_a, live_b))
+        solved = self._solve(_restrict(moments, live_a, live_b))
         matrix = torch.zeros(moments.width_a, moments.width_b, dtype=torch.float64)
         rows, columns = torch.nonzero(live_a)[:, 0], torch.nonzero(live_b)[:, 0]
-        matrix[rows[:, None], columns] = found.matrix.double()
+        matrix[rows[:, None], columns] = solved.matrix.double()
         means = moments.sum_a / moments.count, moments.sum_b / moments.count
-        if found.source_mean is None and found.target_mean is None:
+        if solved.source_mean is None and solved.target_mean is None:
             # a map without means: a constant target feature still has to come out as its mean
             return LinearMap(
                 matrix,
                 None,
                 torch.where(live_b, 0.0, means[1]),
-                found.kind,
-                found.rank,
-                found.tolerance,
-                found.details,
+                solved.kind,
+                solved.rank,
+                solved.tolerance,
+                solved.details,
             )
-        return LinearMap(matrix, *means, found.kind, found.rank, found.tolerance, found.details)
+        return LinearMap(matrix, *means, solved.kind, solved.rank, solved.tolerance, solved.details)
 
     def _keep(self, forward: LinearMap, backward: LinearMap, moments: Moments) -> None:
         """Set the fitted attributes from the maps of both directions."""
@@ -90,11 +88,9 @@ class LinearTranslator(Translator):
     def _backward(self, rows: Tensor) -> Tensor:
         return affine_rows(rows, self.inverse_coef_, self.inverse_intercept_)
 
-    def direction(self, X: Any) -> Any:  # noqa: N803
-        """Return translated rows without the target's mean, as a query may want it."""
-        check_is_fitted(self)
-        rows = to_tensor(X)
-        return like(affine_rows(rows, self.coef_, self.intercept_ - self.target_mean_), X)
+    def as_affine(self) -> tuple[Array, Array]:
+        """Return (W, b) with y = x W + b."""
+        return self.coef_, self.intercept_
 
     def fold_output(self, matrix: Array, centre: Array) -> None:
         """Follow the map by y ↦ centre + (y − centre) · matrix (used to restore variance)."""

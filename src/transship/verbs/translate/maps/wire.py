@@ -17,14 +17,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.errors import DataError
 from transship.geometry.storage import read_arrays, write_arrays
+from transship.types import Array
 from transship.verbs.translate.vectors import anchors_hash, like, to_tensor, unit, working
 
 FORMAT, VERSION = "transship.wire", 1
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Agreement:
         """The positions of all anchors that take part, sorted: the columns of the wire."""
         if not self.lists:
             return np.arange(self.count)
-        return np.unique(np.concatenate([np.asarray(one, dtype=np.int64) for one in self.lists]))
+        return np.unique(np.concatenate([np.asarray(indices, dtype=np.int64) for indices in self.lists]))
 
     def signature(self) -> str:
         """Return the hash that every file made under this agreement carries."""
@@ -78,7 +79,7 @@ class Agreement:
             plain = json.loads(Path(path).read_text(encoding="utf-8"))
             if plain.pop("format") != "transship.agreement":
                 raise KeyError("format")
-            plain["lists"] = tuple(tuple(one) for one in plain["lists"])
+            plain["lists"] = tuple(map(tuple, plain["lists"]))
             return cls(**plain)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
@@ -91,7 +92,7 @@ class Agreement:
             "parameters": dict(self.parameters),
             "anchors": self.anchors,
             "count": self.count,
-            "lists": [list(map(int, one)) for one in self.lists],
+            "lists": [list(map(int, indices)) for indices in self.lists],
         }
 
 
@@ -173,9 +174,8 @@ class Half:
             )
         predicted = np.asarray(self.decode(Wire(values, wire.signature)))
         own = self.arrays["matrix"] + self.arrays["mean"]
-        leverage = np.diagonal(values)[:, None] + (
-            1.0 / len(values) if self.agreement.method == "ridge" else 0.0
-        )
+        # what the weights leave of one goes to the mean, in which every anchor has the same share
+        leverage = (np.diagonal(values) + (1.0 - values.sum(1)) / len(values))[:, None]
         return (predicted - leverage * own) / (1.0 - leverage)
 
     def save(self, path: str | Path) -> None:
@@ -212,6 +212,14 @@ class Half:
 
     def _tensor(self, name: str, rows: Tensor) -> Tensor:
         return torch.from_numpy(self.arrays[name]).to(rows)
+
+
+def smoother_decoder(anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
+    """Return the decoder of weights per anchor, r (Y − μ) + μ: no inverse."""
+    agreement.check_ids(ids, "fit_decoder")
+    rows = to_tensor(check_array(anchors)).double()
+    mean = rows.mean(0)
+    return Half("decoder", agreement, {"mean": mean.numpy(), "matrix": (rows - mean).numpy()})
 
 
 def rbf(rows: Tensor, landmarks: Tensor, gamma: float) -> Tensor:

@@ -20,7 +20,7 @@ class CCA(LinearTranslator):
 
     With (S_xx + ρ)^−½ S_xy (S_yy + ρ)^−½ = U Σ Vᵀ the map is (S_xx + ρ)^−½ U Σ Vᵀ (S_yy + ρ)^½ over the kept
     directions. `shared_source` and `shared_target` give both sides in the shared space, weighted by the
-    correlations: where both sides can be rewritten, twins are found there a little more often.
+    correlations: where both sides can be rewritten, twins are variates there a little more often.
 
     Attributes:
         regularise: ρ as a share of each side's mean variance; small values need many anchors.
@@ -48,17 +48,17 @@ class CCA(LinearTranslator):
         return self
 
     def _solve(self, moments: Moments) -> LinearMap:
-        found = cca(moments, regularise=self.regularise, size=self.size)
+        variates = cca(moments, regularise=self.regularise, size=self.size)
         # from canonical variates to the target: Vᵀ (S_yy + ρ)^½ / √n, the pseudo-inverse of its side
-        back = torch.linalg.pinv(found.target.matrix, rtol=1e-10)
-        matrix = (found.source.matrix * found.correlations) @ back
+        back = torch.linalg.pinv(variates.target.matrix, rtol=1e-10)
+        matrix = (variates.source.matrix * variates.correlations) @ back
         return LinearMap(
             matrix,
             moments.sum_a / moments.count,
             moments.sum_b / moments.count,
             "cca",
-            found.source.rank,
-            found.source.tolerance,
+            variates.source.rank,
+            variates.source.tolerance,
             {"regularise": self.regularise},
         )
 

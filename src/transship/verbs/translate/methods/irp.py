@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.errors import OptionError, TransshipWarning
+from transship.types import Array
 from transship.verbs.translate.maps.anchoring import (
     angular_distances,
     invert_anchors,
@@ -24,29 +25,26 @@ from transship.verbs.translate.maps.base import Translator
 from transship.verbs.translate.maps.wire import Agreement, Half
 from transship.verbs.translate.vectors import anchors_hash, by_blocks, to_tensor, unit
 
-Array = np.ndarray[Any, Any]
 # a pseudo-inverse of k random rows in d dimensions is worst at k ≈ d; lists that end between these shares
 # of d are cut to the lower one (farthest points are nested, so a cut list is the list of a larger δ)
 DANGER_ZONE = (0.5, 2.0)
 CONDITION_LIMIT = 100.0
 # rank and condition number of what was inverted, per subspace
 Known = list[tuple[int, float]]
+# the decoding half of one target by the lists it is made of, for the next source that is mapped there
+Inverses = dict[bytes, tuple[Tensor, Known]]
 
 
 @dataclass(frozen=True)
-class Side:
-    """One space as IRP sees it: unit anchor rows about their mean, and the mean length divided out.
-
-    `inverses` keeps the decoding half by the lists it was made of, for a further space that is mapped here.
-    """
+class AnchorSide:
+    """One space as IRP sees it: unit anchor rows about their mean, and the mean length divided out."""
 
     anchors: Tensor
     mean: Tensor
     scale: float
-    inverses: dict[bytes, tuple[Tensor, Known]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, rows: Tensor) -> Side:
+    def of(cls, rows: Tensor) -> AnchorSide:
         rows = rows.double()
         centred = rows - rows.mean(0)
         return cls(unit(centred), rows.mean(0), float(centred.norm(dim=1).mean()))
@@ -77,6 +75,7 @@ class InverseRelativeProjection(Translator):
     """
 
     paper: ClassVar[str] = "Maiorca et al., Latent Space Translation via Inverse Relative Projection"
+    place_in_auto: ClassVar[int | None] = 4
 
     delta: float = 0.8
     subspaces: int = 16
@@ -87,26 +86,32 @@ class InverseRelativeProjection(Translator):
     inverse: bool = True
     seed: int = 0
 
+    def preferred(self, given: Container[str], *, one_way: bool) -> Self:
+        """Return the map with λ = 1 unless pruning was chosen: better at every number of anchors measured."""
+        if self.regularize is None and self.delta == 0.8:
+            self.set_params(regularize=1.0)
+        return self
+
     def _fit(self, source: Tensor, target: Tensor) -> None:
-        self._fit_sides(Side.of(source), Side.of(target))
+        self._fit_sides(AnchorSide.of(source), AnchorSide.of(target), Inverses())
 
     def fit_each(self, sources: Iterable[Any], target: Any) -> Iterator[Self]:
         """Yield the map of each source onto one target, whose own inverses are computed once."""
-        far = None
+        far, inverses = None, Inverses()
         for source in sources:
-            one = clone(self)
-            rows, targets = one._pairs(source, target)
-            far = far or Side.of(targets)
-            one._fit_sides(Side.of(rows), far)
-            one.n_anchors_, one.anchors_hash_ = len(rows), ""
-            yield one
+            copy = clone(self)
+            rows, targets = copy._pairs(source, target)
+            far = far or AnchorSide.of(targets)
+            copy._fit_sides(AnchorSide.of(rows), far, inverses)
+            copy.n_anchors_, copy.anchors_hash_ = len(rows), ""
+            yield copy
 
-    def _fit_sides(self, near: Side, far: Side) -> None:
+    def _fit_sides(self, near: AnchorSide, far: AnchorSide, inverses: Inverses) -> None:
         lists = self._lists(near.anchors, far.anchors, min(near.anchors.shape[1], far.anchors.shape[1]))
-        matrix, known, factor = self._matrix(near, far, lists)
+        matrix, known, factor = self._matrix(near, far, lists, inverses)
         self.matrix_, self.gain_ = matrix.numpy(), factor * far.scale
         if self.inverse:
-            back, _, factor = self._matrix(far, near, lists)
+            back, _, factor = self._matrix(far, near, lists, Inverses())
             self.inverse_matrix_, self.inverse_gain_ = back.numpy(), factor * near.scale
         self.source_mean_, self.target_mean_ = near.mean.numpy(), far.mean.numpy()
         self.source_scale_, self.target_scale_ = near.scale, far.scale
@@ -134,31 +139,35 @@ class InverseRelativeProjection(Translator):
         lists = subspace_indices(
             distances, subspaces=self.subspaces, delta=self.delta, most=most, seed=self.seed
         )
-        return [self._guard(one, width) for one in lists] if self.n_anchors == "auto" else lists
+        return [self._guard(indices, width) for indices in lists] if self.n_anchors == "auto" else lists
 
     @staticmethod
     def _guard(indices: Array, width: int) -> Array:
         low, high = (share * width for share in DANGER_ZONE)
         return indices[: max(1, int(low))] if low < len(indices) < high else indices
 
-    def _matrix(self, near: Side, far: Side, lists: list[Array]) -> tuple[Tensor, Known, float]:
+    def _matrix(
+        self, near: AnchorSide, far: AnchorSide, lists: list[Array], inverses: Inverses
+    ) -> tuple[Tensor, Known, float]:
         """Return T [source, target] with ŷ = x̂ T, what was inverted, and the factor that restores length.
 
         T = mean_i S_xⁱᵀ (S_yⁱᵀ)⁺ = A_xᵀ D, where D holds the mean of the inverses, each row at its anchor's
         place: one product for all subspaces.
         """
         if self.completion and self.regularize is None:
-            parts = [_completed(near.anchors[one], far.anchors[one]) for one in map(torch.from_numpy, lists)]
+            parts = [
+                _completed(near.anchors[rows], far.anchors[rows]) for rows in map(torch.from_numpy, lists)
+            ]
             total = torch.stack([part for part, _ in parts]).mean(0)
             return total, [known for _, known in parts], 1.0
-        key = b"|".join(one.tobytes() for one in lists)
-        if key not in far.inverses:
-            far.inverses[key] = (
+        key = b"|".join(indices.tobytes() for indices in lists)
+        if key not in inverses:
+            inverses[key] = (
                 _average(far.anchors, lists)
                 if self.regularize is None
                 else _regularised(far.anchors, self.regularize)
             )
-        decoder, known = far.inverses[key]
+        decoder, known = inverses[key]
         factor = 1.0 if self.regularize is None else _shrinkage(far.anchors, decoder)
         return near.anchors.T @ decoder, known, factor
 
@@ -208,21 +217,21 @@ class InverseRelativeProjection(Translator):
                 fix="choose source or target, or set regularize",
             )
         rows = to_tensor(check_array(anchors))
-        side = Side.of(rows)
+        side = AnchorSide.of(rows)
         lists = self._lists(side.anchors, side.anchors, min(rows.shape[1], other_width))
         return Agreement(
             "irp",
             {"regularize": self.regularize, "completion": self.completion},
             anchors_hash(ids),
             len(rows),
-            tuple(tuple(map(int, one)) for one in lists),
+            tuple(tuple(map(int, indices)) for indices in lists),
         )
 
     def fit_encoder(self, anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
         """Return the half that turns source rows into numbers per anchor, from the source's anchors only."""
         agreement.check_ids(ids, "fit_encoder")
-        side = Side.of(to_tensor(check_array(anchors)))
-        used, lists = torch.from_numpy(agreement.used), [np.asarray(one) for one in agreement.lists]
+        side = AnchorSide.of(to_tensor(check_array(anchors)))
+        used, lists = torch.from_numpy(agreement.used), [np.asarray(indices) for indices in agreement.lists]
         matrix = side.anchors[used]
         if agreement.parameters["completion"] and agreement.lists:
             matrix = _average(side.anchors, lists)[0][used]
@@ -236,9 +245,9 @@ class InverseRelativeProjection(Translator):
     def fit_decoder(self, anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
         """Return the half that turns numbers per anchor into target rows, from the target's anchors only."""
         agreement.check_ids(ids, "fit_decoder")
-        side = Side.of(to_tensor(check_array(anchors)))
+        side = AnchorSide.of(to_tensor(check_array(anchors)))
         strength, factor = agreement.parameters["regularize"], 1.0
-        used, lists = torch.from_numpy(agreement.used), [np.asarray(one) for one in agreement.lists]
+        used, lists = torch.from_numpy(agreement.used), [np.asarray(indices) for indices in agreement.lists]
         if strength is not None:
             matrix, _ = _regularised(side.anchors, strength)
             factor = _shrinkage(side.anchors, matrix)

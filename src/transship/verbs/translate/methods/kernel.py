@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,11 +14,11 @@ from torch import Tensor
 from transship.errors import NumericalError
 from transship.geometry import Moments, ridge, ridge_loo
 from transship.numerics import derive_seed
+from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
-from transship.verbs.translate.maps.wire import Agreement, Half, rbf
+from transship.verbs.translate.maps.wire import Agreement, Half, rbf, smoother_decoder
 from transship.verbs.translate.vectors import anchors_hash, by_blocks, like, to_tensor, unit
 
-Array = np.ndarray[Any, Any]
 # settings compared by leave-one-out: width factors g of γ = g/s², and λ, which matters less
 WIDTHS = (0.25, 0.5, 1.0)
 PENALTIES = (0.001, 0.01, 0.03, 0.1, 0.3)
@@ -52,7 +52,11 @@ class KernelRidge(Translator):
     paper: ClassVar[str] = (
         "Saunders, Gammerman and Vovk, Ridge regression learning algorithm in dual variables"
     )
+    place_in_auto: ClassVar[int | None] = 3
     closed_form: ClassVar[bool] = True
+    bends: ClassVar[bool] = True
+    anchor_squares: ClassVar[int] = 9
+    most_anchors: ClassVar[int | None] = 12_000
 
     gamma: float | Literal["auto"] = "auto"
     alpha: float | Literal["auto"] = "auto"
@@ -70,6 +74,17 @@ class KernelRidge(Translator):
         self.inverse_: dict[str, Any] = (
             self._one_way(target.double(), source.double()) if self.inverse else {}
         )
+
+    def preferred(self, given: Container[str], *, one_way: bool) -> Self:
+        """Return the map without its way back, which costs as much again, where nobody asks for it."""
+        if one_way and "inverse" not in given:
+            self.set_params(inverse=False)
+        return self
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row on its way, its distances to the anchors among them."""
+        return super().row_bytes + 8 * len(self.support_)
 
     def settled(self) -> Self:
         """Return an unfitted copy with the width and λ that were chosen."""
@@ -115,10 +130,10 @@ class KernelRidge(Translator):
         judge = _judge(y)
         first = UNTUNED[1] if UNTUNED[1] in penalties else penalties[0]
         kernels = {width: rbf(rows, rows, width / spread) for width in widths}
-        found = {(width, first): judge(kernels[width], first) for width in widths}
-        best = min(found, key=lambda setting: found[setting])[0]
-        found |= {(best, one): judge(kernels[best], one) for one in penalties if one != first}
-        return min(found, key=lambda setting: found[setting])
+        scores = {(width, first): judge(kernels[width], first) for width in widths}
+        best = min(scores, key=lambda setting: scores[setting])[0]
+        scores |= {(best, other): judge(kernels[best], other) for other in penalties if other != first}
+        return min(scores, key=lambda setting: scores[setting])
 
     def leave_one_out(self, X: Any, y: Any) -> Any:  # noqa: N803 - scikit-learn's name
         """Return for each anchor the prediction of the map fitted on the others, kernel width and λ kept."""
@@ -137,12 +152,6 @@ class KernelRidge(Translator):
             raise ValueError("the way back was not fitted; fit with inverse=True")
         back = self.inverse_
         return _apply(rows, back["centre"], back["support"], back["weights"], back["bias"], back["rbf_gamma"])
-
-    def direction(self, X: Any) -> Any:  # noqa: N803
-        """Return translated rows without the target's mean, as a query may want it."""
-        rows = to_tensor(X)
-        bias = self.bias_ - self.target_mean_
-        return like(_apply(rows, self.centre_, self.support_, self.weights_, bias, self.rbf_gamma_), X)
 
     def fold_output(self, matrix: Array, centre: Array) -> None:
         """Follow the map by y ↦ centre + (y − centre) · matrix (used to restore variance)."""
@@ -173,11 +182,7 @@ class KernelRidge(Translator):
 
     def fit_decoder(self, anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
         """Return the half that turns weights per anchor into target rows: r (Y − μ) + μ, no inverse."""
-        agreement.check_ids(ids, "fit_decoder")
-        rows = to_tensor(check_array(anchors)).double()
-        return Half(
-            "decoder", agreement, {"mean": rows.mean(0).numpy(), "matrix": (rows - rows.mean(0)).numpy()}
-        )
+        return smoother_decoder(anchors, ids, agreement)
 
 
 def _judge(y: Tensor) -> Callable[[Tensor, float], tuple[float, float]]:

@@ -37,6 +37,7 @@ class Procrustes(LinearTranslator):
     """
 
     paper: ClassVar[str] = "Maiorca et al., Latent Space Translation via Semantic Alignment"
+    place_in_auto: ClassVar[int | None] = 1
 
     centre: bool = True
     scale: bool = True

@@ -32,7 +32,7 @@ class RelativeRepresentation(Translator):
     paper: ClassVar[str] = (
         "Moschella et al., Relative representations enable zero-shot latent space communication"
     )
-    candidate: ClassVar[bool] = False
+    into_target: ClassVar[bool] = False
 
     centre: bool = True
 

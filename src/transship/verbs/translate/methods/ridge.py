@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, ridge, ridge_loo
 from transship.verbs.translate.maps.linear import DEAD, LinearTranslator
-from transship.verbs.translate.maps.wire import Agreement, Half
+from transship.verbs.translate.maps.wire import Agreement, Half, smoother_decoder
 from transship.verbs.translate.vectors import anchors_hash, like, to_tensor
 
-Array = np.ndarray[Any, Any]
 # λ / mean eigenvalue: the error is flat around its least, so half decades are fine enough
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 4))
 
@@ -33,6 +31,7 @@ class Ridge(LinearTranslator):
     """
 
     paper: ClassVar[str] = "Hoerl and Kennard, Ridge regression"
+    place_in_auto: ClassVar[int | None] = 2
     closed_form: ClassVar[bool] = True
 
     alpha: float | Literal["loo", "gcv"] = "loo"
@@ -90,11 +89,7 @@ class Ridge(LinearTranslator):
 
     def fit_decoder(self, anchors: Any, ids: Sequence[Any], agreement: Agreement) -> Half:
         """Return the half that turns weights per anchor into target rows: r (Y − μ) + μ, no inverse."""
-        agreement.check_ids(ids, "fit_decoder")
-        rows = to_tensor(check_array(anchors)).double()
-        return Half(
-            "decoder", agreement, {"mean": rows.mean(0).numpy(), "matrix": (rows - rows.mean(0)).numpy()}
-        )
+        return smoother_decoder(anchors, ids, agreement)
 
 
 def penalty_grid(source: Tensor) -> list[float]:

@@ -15,16 +15,24 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from transship.errors import DataError, OptionError, TransshipError
 from transship.verbs.translate.stores.files import plain
-from transship.verbs.translate.stores.protocol import Batch, Columns, Place, Sink, Source, Stamp
+from transship.verbs.translate.stores.protocol import (
+    Columns,
+    RowBatch,
+    RowsDone,
+    Stamp,
+    Store,
+    StorePlace,
+    VectorSink,
+    VectorSource,
+)
 
-# kind → its module; each has `open_source(place)` and `open_sink(place, source, stamp, ...)`
+# kind → its module, which has the functions of `Store`
 KINDS = {
     "parquet": "parquet",
     "npy": "numpy_file",
@@ -36,7 +44,7 @@ _ENDINGS = {".parquet": "parquet", ".pq": "parquet", ".npy": "npy", ".lance": "l
 _ENDINGS |= {".index": "faiss"}
 
 
-def place(reference: str | Path, columns: Columns | None = None) -> Place:
+def place(reference: str | Path, columns: Columns | None = None) -> StorePlace:
     """Return what `reference` names, without looking whether it is there."""
     text = str(reference)
     kind, _, rest = text.partition(":")
@@ -50,72 +58,64 @@ def place(reference: str | Path, columns: Columns | None = None) -> Place:
         location = os.path.abspath(location)  # workers of a cluster stand in other folders
     if kind == "lance" and not name:
         name, location = Path(location).stem, str(Path(location).parent)
-    return Place(kind, location, name, text, columns or Columns())
+    return StorePlace(kind, location, name, text, columns or Columns())
 
 
-def open_source(reference: str | Path, columns: Columns | None = None) -> Source:
+def open_source(reference: str | Path, columns: Columns | None = None) -> VectorSource:
     """Open a store for reading; one clear error when it is not there or holds no vectors."""
-    found = place(reference, columns)
-    source: Source = _module(found).open_source(found)
+    where = place(reference, columns)
+    source = store(where).open_source(where)
     if source.rows == 0:
-        raise DataError("holds no rows", where=found.text, fix="give a store with vectors")
+        raise DataError("holds no rows", where=where.text, fix="give a store with vectors")
     return source
 
 
 def open_sink(
-    reference: str | Path, source: Source, stamp: Stamp, *, width: int, force: bool = False
-) -> Sink:
+    reference: str | Path, source: VectorSource, stamp: Stamp, *, width: int, force: bool = False
+) -> VectorSink:
     """Open a store for writing the rows of `source`, at the row where an interrupted run stopped."""
-    found = place(reference)
-    if found.kind == source.place.kind:
-        found = replace(found, columns=source.place.columns)
-    if (found.kind, found.location, found.name) == (
-        source.place.kind,
-        source.place.location,
-        source.place.name,
-    ):
-        raise OptionError("is the source itself", where=found.text, fix="write to another place")
-    sink: Sink = _module(found).open_sink(found, source, stamp, width=width, force=force)
-    return sink
+    where, origin = place(reference), source.place
+    if where.kind == origin.kind:
+        where = replace(where, columns=origin.columns)
+    if (where.kind, where.location, where.name) == (origin.kind, origin.location, origin.name):
+        raise OptionError("is the source itself", where=where.text, fix="write to another place")
+    return store(where).open_sink(where, source, stamp, width, force)
 
 
-def is_finished(reference: str | Path, source: Source, stamp: Stamp) -> bool:
+def is_finished(reference: str | Path, source: VectorSource, stamp: Stamp) -> bool:
     """Return whether the target is whole already and from the same map and source: nothing is left to do.
 
     A run that was killed after its last rename looks like this; what it had no time to sweep up is removed.
     """
-    found = place(reference)
+    where = place(reference)
     try:
-        made: Source = _module(found).open_source(found)
+        target = store(where).open_source(where)
     except TransshipError:
         return False
-    from transship.verbs.translate.stores.parquet import sweep
-
-    whole = made.rows == source.rows and made.stamp.to_json() == stamp.to_json()
-    made.close()
-    if whole and found.kind == "parquet":
-        sweep(found)
-    elif whole:
-        target = Path(found.location)
-        for left in target.parent.glob(f".{target.name}.partial*"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    whole = target.rows == source.rows and target.stamp.to_json() == stamp.to_json()
+    target.close()
+    if whole:
+        store(where).sweep(where)
     return whole
 
 
-def _module(found: Place) -> Any:
-    return importlib.import_module(f"{__name__}.{KINDS[found.kind]}")
+def store(where: StorePlace) -> Store:
+    """Return the functions of the store that a place names."""
+    return cast(Store, importlib.import_module(f"{__name__}.{KINDS[where.kind]}"))
 
 
 __all__ = [
     "KINDS",
-    "Batch",
     "Columns",
-    "Place",
-    "Sink",
-    "Source",
+    "RowBatch",
+    "RowsDone",
     "Stamp",
+    "StorePlace",
+    "VectorSink",
+    "VectorSource",
     "is_finished",
     "open_sink",
     "open_source",
     "place",
+    "store",
 ]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transship.errors import DataError, MissingError, OutputError
-from transship.verbs.translate.stores.numpy_file import RowFile, about_path
-from transship.verbs.translate.stores.protocol import Array, Batch, Place, Source, Stamp, gone
+from transship.atomic import atomic_file
+from transship.errors import DataError, MissingError
+from transship.types import Array
+from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.stores.protocol import RowBatch, StorePlace
+from transship.verbs.translate.stores.row_file import (
+    ID_BYTES,
+    OneFileSink,
+    OneFileSource,
+    sweep,
+    unreadable,
+)
+
+__all__ = ["held_bytes", "open_index", "open_sink", "open_source", "query_index", "sweep"]
 
 
 class KeptRows:
@@ -63,44 +73,31 @@ def _inverted_ids(faiss: Any, inverted: Any) -> Array:
     return np.sort(np.concatenate(parts))
 
 
-class FaissSource:
+class FaissSource(OneFileSource):
     """Vectors of an index that can give them back (flat, IVF flat, PQ as approximations), with their ids."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorePlace) -> None:
         """Read the index."""
         faiss = load_library()
-        self.place, self.path = place, Path(place.location)
-        if not self.path.is_file():
-            raise MissingError("there is no such file", where=place.text, fix="check the path")
+        super().__init__(place)
         try:
             self.index = faiss.read_index(str(self.path), faiss.IO_FLAG_MMAP)
         except RuntimeError as error:
-            raise DataError(
-                "is not a readable FAISS index", where=place.text, fix="write it again"
-            ) from error
-        self.rows, self.width, self.metric = (
-            int(self.index.ntotal),
-            int(self.index.d),
-            int(self.index.metric_type),
-        )
-        self.stamp = Stamp.from_json(
-            about_path(self.path).read_text(encoding="utf-8") if about_path(self.path).is_file() else None
-        )
+            raise unreadable("FAISS index", place) from error
+        self.rows, self.width = int(self.index.ntotal), int(self.index.d)
+        self.metric = int(self.index.metric_type)
         self.kept = self._probe()
-        self.ids = self.kept.ids
 
-    def fingerprint(self) -> str:
-        """Return size, time and shape of the file."""
-        status = self.path.stat()
-        return f"{status.st_size}-{status.st_mtime_ns}-{self.rows}x{self.width}"
-
-    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
         """Yield rows from `start` on."""
         for first in range(start, self.rows, size):
-            if not self.path.is_file():
-                raise gone(self.place.text, first, FileNotFoundError("the file was removed"))
+            self.check_there(first)
             count = min(size, self.rows - first)
-            yield Batch(self.ids[first : first + count], self.kept.slice(first, count))
+            yield RowBatch(self.kept.ids[first : first + count], self.kept.slice(first, count))
+
+    def all_ids(self) -> Array | None:
+        """Return the index's ids."""
+        return None if np.array_equal(self.kept.ids, np.arange(self.rows)) else self.kept.ids
 
     def close(self) -> None:
         """Drop the index."""
@@ -120,59 +117,66 @@ class FaissSource:
         return kept
 
 
-class FaissSink:
+class FaissSink(OneFileSink):
     """Collects rows in a file, then writes a flat index with the same metric and ids."""
 
-    def __init__(self, place: Place, source: Source, stamp: Stamp, width: int, force: bool) -> None:
-        """Open or continue the row file."""
-        self.target, self.stamp, self.source = Path(place.location), stamp, source
-        if self.target.exists() and not force:
-            raise OutputError("exists already", where=place.text, fix="choose another name, or pass --force")
-        self.rows = RowFile(self.target, source.rows, width, stamp.to_json(), force)
-        self.width = width
-
-    @property
-    def done(self) -> int:
-        """Rows that are safe."""
-        return self.rows.done
-
-    def write(self, batch: Batch, vectors: Array) -> None:
-        """Add rows."""
-        self.rows.write(vectors)
-
-    def finish(self) -> None:
-        """Build the index and rename it into place."""
+    def assemble(self, draft: Path, ids: Array | None) -> None:
+        """Build the index."""
         faiss = load_library()
-        metric = getattr(self.source, "metric", faiss.METRIC_INNER_PRODUCT)
-        index = faiss.IndexIDMap2(faiss.IndexFlat(self.width, metric))
-        for first in range(0, self.source.rows, 65536):
-            part = slice(first, min(first + 65536, self.source.rows))
-            index.add_with_ids(np.ascontiguousarray(self.rows.array[part]), self._ids(part))
-        draft = self.target.with_name(f".{self.target.name}.draft")
-        faiss.write_index(index, str(draft))
-        about_path(self.target).write_text(self.stamp.to_json(), encoding="utf-8")
-        os.replace(draft, self.target)
-        self.rows.remove()
-
-    def close(self) -> None:
-        """Nothing to do: what is noted is safe."""
-
-    def _ids(self, part: slice) -> Array:
-        if isinstance(self.source, FaissSource):
-            return np.ascontiguousarray(self.source.ids[part], dtype=np.int64)
-        found: list[Any] = []
-        for batch in self.source.batches(8192, part.start):
-            found.extend(batch.ids)
-            if len(found) >= part.stop - part.start:
-                break
         try:
-            return np.asarray(found[: part.stop - part.start], dtype=np.int64)
+            keys = np.arange(self.source.rows) if ids is None else np.asarray(ids, dtype=np.int64)
         except (TypeError, ValueError) as error:
             raise DataError(
                 "FAISS knows integer ids only",
                 where=str(self.target),
                 fix="write to Parquet, LanceDB or Qdrant",
             ) from error
+        like = self.source.metric if isinstance(self.source, FaissSource) else faiss.METRIC_INNER_PRODUCT
+        index = faiss.IndexIDMap2(faiss.IndexFlat(self.width, like))
+        for first in range(0, self.source.rows, 65536):
+            part = slice(first, min(first + 65536, self.source.rows))
+            index.add_with_ids(np.ascontiguousarray(self.array[part]), np.ascontiguousarray(keys[part]))
+        faiss.write_index(index, str(draft))
+
+
+class FaissIndex:
+    """A FAISS index, searched by its own metric."""
+
+    def __init__(self, index: Any, location: str = "") -> None:
+        """Keep the index and its ids."""
+        faiss = load_library()
+        self.index, self.location, self.kept = index, location, KeptRows(index)
+        self.places = {int(identity): row for row, identity in enumerate(self.kept.ids)}
+        self.closer = -1.0 if index.metric_type == faiss.METRIC_L2 else 1.0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self.index.ntotal)
+
+    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest rows; a distance counts as its negative.
+
+        An inverted file may find fewer rows than asked for: their scores come first.
+        """
+        scores, ids = self.index.search(np.ascontiguousarray(unit_rows(queries)), count)
+        return [[int(key) for key in row if key >= 0] for row in ids], self.closer * scores
+
+    def vectors(self, ids: Sequence[Any]) -> Array:
+        """Return stored rows."""
+        return self.kept.at(np.asarray([self.places[int(identity)] for identity in ids]))
+
+
+open_source, open_sink = FaissSource, FaissSink
+
+
+def open_index(place: StorePlace) -> FaissIndex:
+    """Open an index for searching."""
+    return FaissIndex(FaissSource(place).index, place.location)
+
+
+def held_bytes(rows: int, width: int) -> int:
+    """Return the bytes of the vectors, twice as the index grows, and of the ids."""
+    return rows * (2 * 4 * width + ID_BYTES)
 
 
 def query_index(index: Any, matrix: Array, bias: Array) -> Any:
@@ -190,20 +194,28 @@ def query_index(index: Any, matrix: Array, bias: Array) -> Any:
     return faiss.IndexPreTransform(transform, index)
 
 
-def open_source(place: Place) -> FaissSource:
-    """Open an index for reading."""
-    return FaissSource(place)
-
-
-def open_sink(place: Place, source: Source, stamp: Stamp, *, width: int, force: bool) -> FaissSink:
-    """Open an index for writing."""
-    return FaissSink(place, source, stamp, width, force)
+def write_query_index(
+    place: StorePlace, target: StorePlace, matrix: Array, bias: Array, *, force: bool
+) -> int:
+    """Write the index at `place` so that it takes queries of the new model; return its rows."""
+    faiss = load_library()
+    with atomic_file(target.location, force=force) as draft:
+        FaissSource(place).close()  # one clear error where there is none
+        index = faiss.read_index(place.location)
+        if index.d != matrix.shape[1]:
+            raise DataError(
+                f"vectors are {index.d} wide and the map gives {matrix.shape[1]}",
+                where=place.text,
+                fix="use its map",
+            )
+        faiss.write_index(query_index(index, matrix, bias), str(draft))
+    return int(index.ntotal)
 
 
 def load_library() -> Any:
     """Import FAISS, or say how to get it."""
     try:
-        import faiss
+        import faiss  # an extra
     except ImportError as error:
         raise MissingError(
             "FAISS is not installed", where="faiss", fix="pip install 'transship[faiss]'"

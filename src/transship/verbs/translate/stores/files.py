@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from transship.atomic import write_text
 from transship.errors import DataError, MissingError
 
 # stands in a folder on a remote store while its files arrive one by one
@@ -45,8 +49,8 @@ class Files:
     def below(self, folder: str) -> list[str]:
         """Return the paths of all files below a folder, relative to it, sorted by their parts."""
         if self.system is None:
-            found = [file.relative_to(folder) for file in Path(folder).rglob("*") if file.is_file()]
-            return [one.as_posix() for one in sorted(found)]
+            files = [file.relative_to(folder) for file in Path(folder).rglob("*") if file.is_file()]
+            return [file.as_posix() for file in sorted(files)]
         self.system.invalidate_cache(folder)
         root = folder.rstrip("/") + "/"
         names = [name[len(root) :] for name in self.system.find(folder) if name.startswith(root)]
@@ -78,12 +82,11 @@ class Files:
 
     def write(self, path: str, text: str) -> None:
         """Write a small file, whole or not at all."""
-        draft = f"{path}.draft"
         if self.system is None:
-            Path(draft).write_text(text, encoding="utf-8")
+            write_text(path, text, force=True)
         else:
-            self.system.pipe_file(draft, text.encode("utf-8"))
-        self.rename(draft, path)
+            self.system.pipe_file(f"{path}.draft", text.encode("utf-8"))
+            self.rename(f"{path}.draft", path)
 
     def make(self, folder: str) -> None:
         """Make a folder and those above it."""
@@ -119,6 +122,22 @@ class Files:
         else:
             self.system.cp_file(path, goal)
 
+    def read_parquet(self, path: str) -> pq.ParquetFile:
+        """Open a Parquet file for reading part by part, with little memory."""
+        return pq.ParquetFile(path, filesystem=self.system, buffer_size=1 << 20, pre_buffer=False)
+
+    def write_parquet(self, path: str, schema: pa.Schema) -> pq.ParquetWriter:
+        """Open a Parquet file for writing; lists are stored as they are: floats neither shrink nor repeat."""
+        flat = [column.name for column in schema if not pa.types.is_nested(column.type)]
+        return pq.ParquetWriter(
+            path,
+            schema,
+            filesystem=self.system,
+            compression=dict.fromkeys(flat, "zstd"),
+            use_dictionary=flat,
+            write_statistics=flat,
+        )
+
     @staticmethod
     def parent(path: str) -> str:
         """Return the folder that a file or folder lies in."""
@@ -134,7 +153,7 @@ def locate(location: str) -> tuple[Files, str]:
     """Return the file system and the path in it that a location names."""
     if "://" not in location:
         return Files(), str(Path(location))
-    import fsspec
+    import fsspec  # start-up: local stores do without it
 
     try:
         system, path = fsspec.url_to_fs(location)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,30 @@ import numpy as np
 import pyarrow as pa
 
 from transship.errors import DataError, MissingError, OutputError
-from transship.verbs.translate.stores.parquet import as_table, to_matrix
+from transship.types import Array
+from transship.verbs.translate.stores.arrow import stamp_of, stamped, to_matrix, vector_column
+from transship.verbs.translate.stores.beside import BesideRows
 from transship.verbs.translate.stores.protocol import (
     ID_NAMES,
-    MAP_COLUMN,
-    MODEL_COLUMN,
     STAMP_KEY,
-    VECTOR_NAMES,
-    Array,
-    Batch,
-    Place,
-    Source,
+    RowBatch,
     Stamp,
+    StorePlace,
+    VectorSink,
+    VectorSource,
     find_column,
-    gone,
     refuse_half_done,
+    vanished,
 )
 
 # rows of one commit: what a kill can cost; smaller ones would leave many small files
 COMMIT_ROWS = 32_768
 
 
-class LanceSource:
+class LanceSource(VectorSource):
     """Rows of one version of a table, so that later writes change nothing of a run."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorePlace) -> None:
         """Open the table at its latest version."""
         self.place = place
         self.table = open_table(place)
@@ -43,48 +42,57 @@ class LanceSource:
         self.table.checkout(self.version)
         self.schema: pa.Schema = self.table.schema
         self.rows = int(self.table.count_rows())
-        names = self.schema.names
-        self.id_column = find_column(names, place.columns.id, ID_NAMES, "id", place.text)
-        self.vector_column = _vector_column(self.schema, place)
-        self.width = int(self.schema.field(self.vector_column).type.list_size)
-        self.stamp = Stamp.from_json((self.schema.metadata or {}).get(STAMP_KEY.encode()))
+        self.id_column = find_column(self.schema.names, place.columns.id, ID_NAMES, place.text)
+        self.vector_column = vector_column(self.schema, place)
+        kind = self.schema.field(self.vector_column).type
+        if not pa.types.is_fixed_size_list(kind):
+            raise DataError(
+                f"the vectors in '{self.vector_column}' have no fixed width",
+                where=place.text,
+                fix="name another with --vector-column, or write the table with a fixed width",
+            )
+        self.width = int(kind.list_size)
+        self.stamp = stamp_of(self.schema)
 
     def fingerprint(self) -> str:
         """Return the version and size of the table."""
         return f"{self.place.location}#{self.place.name}@{self.version}-{self.rows}x{self.width}"
 
-    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
         """Yield rows in the order of the table from `start` on."""
         for first in range(start, self.rows, size):
             try:
-                found = self.table.search().limit(min(size, self.rows - first)).offset(first).to_arrow()
+                rows = self.table.search().limit(min(size, self.rows - first)).offset(first).to_arrow()
             except (OSError, RuntimeError, ValueError) as error:
-                raise gone(self.place.text, first, error) from error
-            column = found.column(self.vector_column).combine_chunks()
+                raise vanished(self.place.text, first, error) from error
+            column = rows.column(self.vector_column).combine_chunks()
             column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
             ids = (
-                found.column(self.id_column).to_pylist()
+                rows.column(self.id_column).to_pylist()
                 if self.id_column
-                else np.arange(first, first + len(found))
+                else np.arange(first, first + len(rows))
             )
-            yield Batch(ids, to_matrix(column, self.width, self.place.text), found)
-
-    def close(self) -> None:
-        """Nothing is kept open."""
+            yield RowBatch(ids, to_matrix(column, self.width, self.place.text), rows)
 
 
-class LanceSink:
+class LanceSink(VectorSink):
     """Appends batches to a new table; rows are visible under a working name until the last one is there."""
 
-    def __init__(self, place: Place, source: Source, stamp: Stamp, width: int, force: bool) -> None:
+    def __init__(
+        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
+    ) -> None:
         """Open or continue the working table."""
         self.place, self.stamp, self.width = place, stamp, width
         self.database = connect(place.location)
-        self.column = place.columns.vector or getattr(source, "vector_column", None) or "vector"
+        self.column = place.columns.vector or source.vector_column or "vector"
         self.work = f"{place.name}__partial"
         names = _table_names(self.database)
         if place.name in names and not force:
-            raise OutputError("exists already", where=place.text, fix="choose another name, or pass --force")
+            raise OutputError(
+                "it exists already",
+                where=place.text,
+                fix="pass --force to replace it, or choose another name",
+            )
         self.table = open_or_none(self.database, place.location, self.work)
         if self.table is not None:
             known = (self.table.schema.metadata or {}).get(STAMP_KEY.encode(), b"").decode()
@@ -96,9 +104,9 @@ class LanceSink:
         self.done = int(self.table.count_rows()) if self.table is not None else 0
         self.waiting: list[pa.Table] = []
 
-    def write(self, batch: Batch, vectors: Array) -> None:
+    def write(self, batch: RowBatch, vectors: Array) -> None:
         """Add rows to the next commit."""
-        self.waiting.append(stamped(batch, vectors, self.column, self.stamp))
+        self.waiting.append(_stamped(batch, vectors, self.column, self.stamp))
         if sum(map(len, self.waiting)) >= COMMIT_ROWS:
             self._commit()
 
@@ -127,39 +135,109 @@ class LanceSink:
         self.waiting = []
 
 
-def stamped(batch: Batch, vectors: Array, column: str, stamp: Stamp) -> pa.Table:
-    """Return the rows of `batch` with other vectors in `column`, and whose space these are in."""
-    width = int(vectors.shape[1])
-    values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
-    lists = pa.FixedSizeListArray.from_arrays(values, width)
-    field = pa.field(column, pa.list_(pa.float32(), width))
-    table = as_table(batch)
-    if column in table.column_names:
-        table = table.set_column(table.column_names.index(column), field, lists)
-    else:
-        table = table.append_column(field, lists)
-    for name, value in ((MODEL_COLUMN, stamp.model), (MAP_COLUMN, stamp.map)):
-        if name in table.column_names:
-            table = table.drop_columns([name])
-        table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
-    kept = {key: value for key, value in (table.schema.metadata or {}).items() if key == b"huggingface"}
-    return table.replace_schema_metadata({**kept, STAMP_KEY.encode(): stamp.to_json().encode()})
+class LanceIndex:
+    """A LanceDB table, searched by cosine."""
+
+    def __init__(self, place: StorePlace) -> None:
+        """Open the table."""
+        source = LanceSource(place)
+        self.table, self.column = source.table, source.vector_column
+        if source.id_column is None:
+            raise DataError("has no id column", where=place.text, fix="name it with Columns(id=...)")
+        self.key: str = source.id_column
+        self.rows, self.location, self.name = source.rows, place.location, place.name
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.rows
+
+    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest rows."""
+        return self.nearest(self.table, queries, count)
+
+    def nearest(self, table: Any, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest rows of a table with the same columns."""
+        ids, scores = [], []
+        for query in queries:
+            asked = table.search(query.astype(np.float32), vector_column_name=self.column)
+            hits = asked.distance_type("cosine").limit(count).select([self.key, "_distance"]).to_arrow()
+            ids.append(hits.column(self.key).to_pylist())
+            scores.append(1.0 - hits.column("_distance").to_numpy())
+        return ids, np.stack(scores)
+
+    def vectors(self, ids: Sequence[Any]) -> Array:
+        """Return stored rows."""
+        return self.stored(self.table, ids)
+
+    def stored(self, table: Any, ids: Sequence[Any]) -> Array:
+        """Return the vectors of ids in a table with the same columns."""
+        rows = self.rows_of(ids, table)
+        pairs = zip(rows.column(self.key).to_pylist(), rows.column(self.column).to_pylist(), strict=True)
+        vectors = dict(pairs)
+        return np.asarray([vectors[identity] for identity in ids], dtype=np.float32)
+
+    def rows_of(self, ids: Sequence[Any], table: Any = None) -> Any:
+        """Return whole rows by id, in the table's own order."""
+        listed = ", ".join(
+            f"'{key.replace(chr(39), chr(39) * 2)}'" if isinstance(key, str) else str(key) for key in ids
+        )
+        asked = (self.table if table is None else table).search().where(f"{self.key} IN ({listed})")
+        return asked.limit(len(ids)).to_arrow()
+
+    def rows_beside(self, name: str, model: str) -> LanceRows:
+        """Return the rows of a second table."""
+        return LanceRows(self, name, model)
 
 
-def open_source(place: Place) -> LanceSource:
-    """Open a table for reading."""
-    return LanceSource(place)
+class LanceRows(BesideRows):
+    """Rows of a second table with the same ids and other columns; every `add` is one commit."""
+
+    def __init__(self, old: LanceIndex, name: str, model: str = "") -> None:
+        """Name the table; it is made with the first row."""
+        self.name, self.database, self.index = name, connect(old.location), old
+        super().__init__(old, open_or_none(self.database, old.location, name), model)
+        if self.place is not None:
+            ids = self.place.search().select([old.key]).limit(self.place.count_rows()).to_arrow()
+            self.known = set(ids.column(old.key).to_pylist())
+
+    def add(self, ids: Sequence[Any], vectors: Array) -> None:
+        """Insert rows with the other columns of the old ones, or replace them."""
+        rows = self.index.rows_of(ids)
+        places = {identity: number for number, identity in enumerate(ids)}
+        order = [places[identity] for identity in rows.column(self.index.key).to_pylist()]
+        batch = RowBatch(ids, vectors, rows)
+        table = _stamped(batch, np.asarray(vectors)[order], self.index.column, self.stamp)
+        if self.place is None:
+            self.place = self.database.create_table(self.name, data=table)
+        else:
+            merge = self.place.merge_insert(self.index.key)
+            merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
+        self.known.update(ids)
 
 
-def open_sink(place: Place, source: Source, stamp: Stamp, *, width: int, force: bool) -> LanceSink:
-    """Open a table for writing."""
-    return LanceSink(place, source, stamp, width, force)
+open_source, open_sink, open_index = LanceSource, LanceSink, LanceIndex
+
+
+def held_bytes(rows: int, width: int) -> int:
+    """Return 0: every commit is written at once."""
+    return 0
+
+
+def sweep(place: StorePlace) -> None:
+    """Remove nothing: the last rename leaves nothing behind."""
+
+
+def _stamped(batch: RowBatch, vectors: Array, column: str, stamp: Stamp) -> pa.Table:
+    """Return the rows with their stamp; of other notes LanceDB keeps its embedding function's only."""
+    before = batch.columns.schema.metadata if batch.columns is not None else None
+    kept = {key: value for key, value in (before or {}).items() if key == b"huggingface"}
+    return stamped(batch, vectors, column, stamp, kept)
 
 
 def connect(location: str) -> Any:
     """Connect to an embedded database, or say how to get LanceDB."""
     try:
-        import lancedb
+        import lancedb  # an extra
     except ImportError as error:
         raise MissingError(
             "LanceDB is not installed", where="lance", fix="pip install 'transship[lance]'"
@@ -167,7 +245,7 @@ def connect(location: str) -> Any:
     return lancedb.connect(location)
 
 
-def open_table(place: Place) -> Any:
+def open_table(place: StorePlace) -> Any:
     """Open a table; one clear error when it is not there."""
     if not Path(place.location).is_dir():
         raise MissingError("there is no such folder", where=place.text, fix="check the path")
@@ -201,21 +279,3 @@ def _table_names(database: Any) -> list[str]:
         token = page.page_token
         if not token:
             return names
-
-
-def _vector_column(schema: pa.Schema, place: Place) -> str:
-    fixed = [
-        field.name
-        for field in schema
-        if pa.types.is_fixed_size_list(field.type) and pa.types.is_floating(field.type.value_type)
-    ]
-    found = find_column(schema.names, place.columns.vector, VECTOR_NAMES, "vector", place.text)
-    if found is None and len(fixed) == 1:
-        found = fixed[0]
-    if found not in fixed:
-        raise DataError(
-            "has no column of vectors of fixed width",
-            where=place.text,
-            fix=f"name it with --vector-column; there are: {', '.join(schema.names)}",
-        )
-    return str(found)

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from transship.errors import DataError, MissingError
+from transship.verbs.translate.stores.array_index import ArrayIndex
+from transship.verbs.translate.stores.arrow import stamp_of, to_matrix, vector_column
 from transship.verbs.translate.stores.files import INCOMPLETE, Files, locate
+from transship.verbs.translate.stores.parquet_sink import ParquetSink, work_folder
 from transship.verbs.translate.stores.protocol import (
     ID_NAMES,
-    STAMP_KEY,
-    VECTOR_NAMES,
-    Array,
-    Batch,
-    Place,
-    Source,
-    Stamp,
+    RowBatch,
+    SplitSource,
+    StorePlace,
     find_column,
-    gone,
+    vanished,
 )
 
-if TYPE_CHECKING:
-    from transship.verbs.translate.stores.parquet_sink import ParquetSink
 
-# rows of one part: what a kill can cost
-PART_ROWS = 100_000
-
-
-class ParquetSource:
+class ParquetSource(SplitSource):
     """Rows of one file, or of all `*.parquet` files of a folder in the order of their names."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorePlace) -> None:
         """Read the footers; no rows yet."""
         self.place = place
         self.system, self.root = locate(place.location)
@@ -57,34 +49,34 @@ class ParquetSource:
                     )
                 self.counts.append(footer.metadata.num_rows)
         self.rows = sum(self.counts)
-        columns = self.schema.names
-        self.id_column = find_column(columns, place.columns.id, ID_NAMES, "id", place.text)
-        self.vector_column = self._vector_column(columns)
+        self.files = tuple(zip(self.names, self.counts, strict=True))
+        self.id_column = find_column(self.schema.names, place.columns.id, ID_NAMES, place.text)
+        self.vector_column = vector_column(self.schema, place)
         self.width = self._width()
-        self.stamp = Stamp.from_json((self.schema.metadata or {}).get(STAMP_KEY.encode()))
+        self.stamp = stamp_of(self.schema)
 
     def fingerprint(self) -> str:
         """Return a hash of names, sizes and row counts of the files."""
         digest = hashlib.sha256()
-        for name, count in zip(self.names, self.counts, strict=True):
+        for name, count in self.files:
             digest.update(f"{name} {self.system.token(self.path(name))} {count}\n".encode())
         return digest.hexdigest()[:32]
 
-    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
+    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[RowBatch]:
         """Yield the rows from `start` up to `stop`; row groups before and after are not read."""
         stop = self.rows if stop is None else stop
         before = 0
-        for name, count in zip(self.names, self.counts, strict=True):
+        for name, count in self.files:
             if start < before + count and stop > before:
                 inside = range(max(0, start - before), min(count, stop - before))
                 yield from self.file_batches(self.path(name), size, inside, before)
             before += count
 
-    def file_batches(self, file: str, size: int, rows: range, first: int = 0) -> Iterator[Batch]:
+    def file_batches(self, file: str, size: int, rows: range, first: int = 0) -> Iterator[RowBatch]:
         """Yield some rows of one file; `first` is the number of its first row in the whole."""
         done = rows.start
         try:
-            with read_parquet(self.system, file) as opened:
+            with self.system.read_parquet(file) as opened:
                 groups, skipped = _groups_of(opened.metadata, rows)
                 left = rows.start - skipped
                 for record in opened.iter_batches(size, row_groups=groups, use_threads=False):
@@ -96,32 +88,16 @@ class ParquetSource:
                         yield self._batch(record, first + done)
                     done += len(record)
         except (OSError, pa.ArrowException) as error:
-            raise gone(file, first + done, error) from error
-
-    def close(self) -> None:
-        """Nothing is kept open."""
+            raise vanished(file, first + done, error) from error
 
     def path(self, name: str) -> str:
         """Return the path of one of the files."""
         return self.root if self.single else f"{self.root}/{name}"
 
-    def _batch(self, record: pa.RecordBatch, first: int) -> Batch:
+    def _batch(self, record: pa.RecordBatch, first: int) -> RowBatch:
         vectors = to_matrix(record.column(self.vector_column), self.width, self.place.text)
         ids = record.column(self.id_column) if self.id_column else np.arange(first, first + len(record))
-        return Batch(ids if not isinstance(ids, pa.Array) else ids.to_pylist(), vectors, record)
-
-    def _vector_column(self, names: list[str]) -> str:
-        found = find_column(names, self.place.columns.vector, VECTOR_NAMES, "vector", self.place.text)
-        lists = [field.name for field in self.schema if _is_vector(field.type)]
-        if found is None and len(lists) == 1:
-            found = lists[0]
-        if found is None or found not in lists:
-            raise DataError(
-                f"has no column of vectors{'' if found is None else f' in {found!r}'}",
-                where=self.place.text,
-                fix=f"name it with --vector-column; there are: {', '.join(names)}",
-            )
-        return found
+        return RowBatch(ids if not isinstance(ids, pa.Array) else ids.to_pylist(), vectors, record)
 
     def _width(self) -> int:
         kind = self.schema.field(self.vector_column).type
@@ -129,8 +105,8 @@ class ParquetSource:
             return int(kind.list_size)
         if not self.rows:
             return 0
-        name = next(name for name, count in zip(self.names, self.counts, strict=True) if count)
-        with read_parquet(self.system, self.path(name)) as opened:
+        name = next(name for name, count in self.files if count)
+        with self.system.read_parquet(self.path(name)) as opened:
             first = next(opened.iter_batches(1, columns=[self.vector_column])).column(0)[0]
         if not first.is_valid:
             raise DataError(
@@ -139,80 +115,38 @@ class ParquetSource:
         return len(first)
 
 
-def open_source(place: Place) -> ParquetSource:
-    """Open a file or folder for reading."""
-    return ParquetSource(place)
+open_source, open_sink = ParquetSource, ParquetSink
 
 
-def open_sink(place: Place, source: Source, stamp: Stamp, *, width: int, force: bool) -> ParquetSink:
-    """Open a file or folder for writing."""
-    from transship.verbs.translate.stores.parquet_sink import ParquetSink
-
-    return ParquetSink(place, source, stamp, width, force, PART_ROWS)
+def open_index(place: StorePlace) -> ArrayIndex:
+    """Return the rows as an index in memory."""
+    return ArrayIndex.of(ParquetSource(place))
 
 
-def read_parquet(system: Files, path: str) -> pq.ParquetFile:
-    """Open a file for reading part by part, with little memory."""
-    return pq.ParquetFile(path, filesystem=system.system, buffer_size=1 << 20, pre_buffer=False)
+def held_bytes(rows: int, width: int) -> int:
+    """Return 0: rows are written batch by batch."""
+    return 0
 
 
-def sweep(place: Place) -> None:
+def sweep(place: StorePlace) -> None:
     """Remove what a run had no time to remove after its last rename."""
     system, path = locate(place.location)
     system.remove(work_folder(path))
 
 
-def work_folder(target: str) -> str:
-    """Return where the parts of a target lie until it is whole."""
-    return Files.beside(target, f".{PurePosixPath(target).name}.partial")
-
-
-def as_table(batch: Batch) -> pa.Table:
-    """Return a batch's rows as a table: its columns, or its ids and payloads."""
-    if batch.columns is not None:
-        return (
-            pa.Table.from_batches([batch.columns])
-            if isinstance(batch.columns, pa.RecordBatch)
-            else batch.columns
-        )
-    columns: dict[str, Any] = {
-        "id": pa.array(list(batch.ids) if not isinstance(batch.ids, np.ndarray) else batch.ids)
-    }
-    if batch.payloads is not None:
-        columns["payload"] = pa.array([json.dumps(payload, default=str) for payload in batch.payloads])
-    return pa.table(columns)
-
-
-def to_matrix(column: Any, width: int, where: str) -> Array:
-    """Return a list column as [rows, width]; missing or ragged vectors are refused."""
-    if column.null_count:
-        raise DataError(
-            f"{column.null_count} rows have no vector",
-            where=where,
-            fix="remove rows without vectors, or embed them",
-        )
-    flat = column.flatten()
-    if len(flat) != len(column) * width or (
-        not pa.types.is_fixed_size_list(column.type) and len(set(column.value_lengths().to_pylist())) > 1
-    ):
-        raise DataError(f"vectors are not all {width} wide", where=where, fix="give vectors of one model")
-    values: Array = flat.to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), width)
-
-
-def _names(system: Files, root: str, place: Place) -> list[str]:
+def _names(system: Files, root: str, place: StorePlace) -> list[str]:
     if system.is_file(root):
         return [PurePosixPath(root).name]
     if not system.is_folder(root):
         raise MissingError("there is no such file or folder", where=place.text, fix="check the path")
-    found = system.below(root)
-    if INCOMPLETE in found:
+    files = system.below(root)
+    if INCOMPLETE in files:
         raise DataError(
             "is not whole yet: its files are still arriving",
             where=place.text,
             fix="wait, or run the command that writes it again",
         )
-    names = [name for name in found if _is_data(PurePosixPath(name))]
+    names = [name for name in files if _is_data(PurePosixPath(name))]
     if not names:
         raise DataError("holds no .parquet file", where=place.text, fix="give a folder of Parquet files")
     return names
@@ -224,14 +158,9 @@ def _is_data(name: PurePosixPath) -> bool:
 
 def _footer(system: Files, path: str) -> pq.ParquetFile:
     try:
-        return read_parquet(system, path)
+        return system.read_parquet(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError("is not a readable Parquet file", where=path, fix="write it again") from error
-
-
-def _is_vector(kind: pa.DataType) -> bool:
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(lists and pa.types.is_floating(kind.value_type))
 
 
 def _groups_of(metadata: Any, rows: range) -> tuple[list[int], int]:

@@ -7,59 +7,48 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from transship.errors import DataError, OutputError
+from transship.types import Array
+from transship.verbs.translate.stores.arrow import stamped
 from transship.verbs.translate.stores.files import INCOMPLETE, Files, locate
-from transship.verbs.translate.stores.parquet import ParquetSource, as_table, read_parquet, work_folder
 from transship.verbs.translate.stores.protocol import (
-    MAP_COLUMN,
-    MODEL_COLUMN,
-    STAMP_KEY,
-    Array,
-    Batch,
-    Place,
-    Source,
+    PartRange,
+    PartSink,
+    RowBatch,
     Stamp,
+    StorePlace,
+    VectorSource,
     refuse_half_done,
 )
 
+# rows of one part: what a kill can cost
+PART_ROWS = 100_000
 # workers that may die over one part before it is given up
 DEATHS = 5
 
 
-class Part(NamedTuple):
-    """Rows [start, stop) of the whole, which one process writes into one file of the working folder."""
-
-    start: int
-    stop: int
-
-
 @dataclass(frozen=True)
-class PartWriter:
+class PartFileWriter:
     """What a process needs to write a part; it travels to workers.
 
     Attributes:
         system: where the target lies.
         work: the working folder.
         column: where the vectors go.
-        width: theirs.
         stamp: what every row and file carries.
     """
 
     system: Files
     work: str
     column: str
-    width: int
     stamp: Stamp
 
-    def write(self, part: Part, pieces: Iterable[tuple[Batch, Array]]) -> Iterator[int]:
+    def write(self, part: PartRange, pieces: Iterable[tuple[RowBatch, Array]]) -> Iterator[int]:
         """Write a part, yielding its rows so far; it counts when its last row is in, and only then.
 
         Every try has a draft of its own, so that a worker taken for dead disturbs nobody; what the dead have
@@ -71,9 +60,9 @@ class PartWriter:
         with contextlib.ExitStack() as stack:
             writer: pq.ParquetWriter | None = None
             for batch, vectors in pieces:
-                table = self.table(batch, vectors)
+                table = stamped(batch, vectors, self.column, self.stamp)
                 if writer is None:
-                    writer = stack.enter_context(open_writer(self.system, draft, table.schema))
+                    writer = stack.enter_context(self.system.write_parquet(draft, table.schema))
                 writer.write_table(table)
                 done += table.num_rows
                 yield done
@@ -89,30 +78,10 @@ class PartWriter:
         """Return the file of the part that begins at a row."""
         return f"{self.work}/{start:012d}.parquet"
 
-    def table(self, batch: Batch, vectors: Array) -> pa.Table:
-        """Return rows as they are stored: all columns, the new vectors, whose they are."""
-        kind = pa.list_(pa.float32(), self.width)
-        values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(values, self.width)
-        table = as_table(batch)
-        if self.column in table.column_names:
-            table = table.set_column(
-                table.column_names.index(self.column), pa.field(self.column, kind), column
-            )
-        else:
-            table = table.append_column(pa.field(self.column, kind), column)
-        for name, value in ((MODEL_COLUMN, self.stamp.model), (MAP_COLUMN, self.stamp.map)):
-            if name in table.column_names:
-                table = table.drop_columns([name])
-            # plain strings: Parquet's own dictionary keeps them small
-            table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
-        metadata = {**(table.schema.metadata or {}), STAMP_KEY.encode(): self.stamp.to_json().encode()}
-        return table.replace_schema_metadata(metadata)
-
-    def _try(self, part: Part) -> str:
+    def _try(self, part: PartRange) -> str:
         return f"{self.work}/{part.start:012d}."
 
-    def _check_deaths(self, part: Part) -> None:
+    def _check_deaths(self, part: PartRange) -> None:
         tries = self.system.starting(self._try(part))
         if len([name for name in tries if name.endswith(".draft")]) >= DEATHS:
             raise DataError(
@@ -122,56 +91,52 @@ class PartWriter:
             )
 
 
-@dataclass
-class ParquetSink:
+class ParquetSink(PartSink):
     """Keeps parts in a working folder beside the target until the whole can be put into place.
 
     The parts of one input file are joined into one output file of the same name, so a folder keeps its
     partitions. Every part is written under another name and renamed: after a kill, whole parts count.
     """
 
-    place: Place
-    source: Source
-    stamp: Stamp
-    width: int
-    force: bool
-    size: int
-    done: int = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
+    ) -> None:
         """Open or continue the working folder."""
-        self.system, self.target = locate(self.place.location)
-        self.size = int(getattr(self.source, "part_rows", self.size))
+        self.place, self.source, self.stamp, self.width, self.force = place, source, stamp, width, force
+        self.system, self.target = locate(place.location)
+        self.size = PART_ROWS if source.part_rows is None else source.part_rows
         # a target that is one file takes one; a folder keeps the source's files, or gets one
         self.single = PurePosixPath(self.target).suffix in (".parquet", ".pq")
-        self.layout = self._layout(self.source)
+        self.layout = self._layout(source)
         self.work = work_folder(self.target)
-        if self.system.exists(self.target) and not (self.force or self._arriving()):
+        if self.system.exists(self.target) and not (force or self._arriving()):
             raise OutputError(
-                "exists already", where=self.place.text, fix="choose another name, or pass --force"
+                "it exists already",
+                where=place.text,
+                fix="pass --force to replace it, or choose another name",
             )
-        column = self.place.columns.vector or getattr(self.source, "vector_column", None) or "vector"
-        self.writer = PartWriter(self.system, self.work, column, self.width, self.stamp)
+        column = place.columns.vector or source.vector_column or "vector"
+        self.writer: PartFileWriter = PartFileWriter(self.system, self.work, column, stamp)
         self._open_work()
         missing = self.missing()
-        self.done = missing[0].start if missing else self.source.rows
+        self.done = missing[0].start if missing else source.rows
         self._open: pq.ParquetWriter | None = None
         self._begun = self.done
 
-    def missing(self) -> list[Part]:
+    def missing(self) -> list[PartRange]:
         """Return the parts that are still to be written, in order."""
         have = set(self.system.below(self.work))
         parts = [part for _, first, count in self.layout for part in self._parts(first, count)]
         return [part for part in parts if PurePosixPath(self.writer.path(part.start)).name not in have]
 
-    def write(self, batch: Batch, vectors: Array) -> None:
+    def write(self, batch: RowBatch, vectors: Array) -> None:
         """Add rows to the current part; a part ends at its size or with its file."""
-        table = self.writer.table(batch, vectors)
+        table = stamped(batch, vectors, self.writer.column, self.stamp)
         while table.num_rows:
             end = self._part_end(self.done)
             piece, table = table.slice(0, end - self.done), table.slice(end - self.done)
             if self._open is None:
-                self._open = open_writer(self.system, self._draft, piece.schema)
+                self._open = self.system.write_parquet(self._draft, piece.schema)
             self._open.write_table(piece)
             self.done += piece.num_rows
             if self.done == end:
@@ -190,12 +155,12 @@ class ParquetSink:
             self.system.remove(whole)
             for entry in self.layout:
                 self._assemble(entry, f"{whole}/{entry[0]}")
-            made = f"{whole}/{self.layout[0][0]}" if self.single else whole
+            ready = f"{whole}/{self.layout[0][0]}" if self.single else whole
             self.system.remove(self.target)
             if self.system.system is None:
-                os.replace(made, self.target)
+                os.replace(ready, self.target)
             else:
-                self.system.rename(made, self.target)
+                self.system.rename(ready, self.target)
         self.system.remove(self.work)
 
     def close(self) -> None:
@@ -206,10 +171,10 @@ class ParquetSink:
 
     # -- parts ---------------------------------------------------------------------------------------------
 
-    def _layout(self, source: Source) -> list[tuple[str, int, int]]:
+    def _layout(self, source: VectorSource) -> list[tuple[str, int, int]]:
         """Return (name, first row, rows) of every output file."""
-        if not isinstance(source, ParquetSource) or self.single:
-            if isinstance(source, ParquetSource) and any("=" in name for name in source.names):
+        if not source.files or self.single:
+            if any("=" in name for name, _ in source.files):
                 raise OutputError(
                     "one file cannot keep the hive partitions of the source",
                     where=self.target,
@@ -218,7 +183,7 @@ class ParquetSink:
             name = PurePosixPath(self.target).name if self.single else "part-0.parquet"
             return [(name, 0, source.rows)]
         layout, first = [], 0
-        for name, count in zip(source.names, source.counts, strict=True):
+        for name, count in source.files:
             layout.append((name, first, count))
             first += count
         return [entry for entry in layout if entry[2]]
@@ -249,9 +214,9 @@ class ParquetSink:
         """Return whether the target is a remote folder whose files a stopped run began to put there."""
         return self.system.is_file(f"{self.target}/{INCOMPLETE}") and self.system.exists(self.work)
 
-    def _parts(self, first: int, count: int) -> list[Part]:
+    def _parts(self, first: int, count: int) -> list[PartRange]:
         stop = first + count
-        return [Part(start, min(start + self.size, stop)) for start in range(first, stop, self.size)]
+        return [PartRange(start, min(start + self.size, stop)) for start in range(first, stop, self.size)]
 
     def _part_end(self, row: int) -> int:
         _, first, count = next(entry for entry in self.layout if entry[1] <= row < entry[1] + entry[2])
@@ -282,25 +247,17 @@ class ParquetSink:
         self.system.remove(f"{self.target}/{INCOMPLETE}")
 
 
-def open_writer(system: Files, path: str, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a writer: floats neither shrink nor repeat, so lists are stored as they are."""
-    flat = [column.name for column in schema if not pa.types.is_nested(column.type)]
-    return pq.ParquetWriter(
-        path,
-        schema,
-        filesystem=system.system,
-        compression=dict.fromkeys(flat, "zstd"),
-        use_dictionary=flat,
-        write_statistics=flat,
-    )
+def work_folder(target: str) -> str:
+    """Return where the parts of a target lie until it is whole."""
+    return Files.beside(target, f".{PurePosixPath(target).name}.partial")
 
 
 def _join(system: Files, parts: list[str], goal: str) -> None:
     with contextlib.ExitStack() as stack:
         writer: pq.ParquetWriter | None = None
         for part in parts:
-            with read_parquet(system, part) as opened:
+            with system.read_parquet(part) as opened:
                 for record in opened.iter_batches(16384, use_threads=False):
                     if writer is None:
-                        writer = stack.enter_context(open_writer(system, goal, opened.schema_arrow))
+                        writer = stack.enter_context(system.write_parquet(goal, opened.schema_arrow))
                     writer.write_batch(record)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from transship.errors import DataError
+from transship.errors import DataError, OutputError
+from transship.types import Array
 
-Array = np.ndarray[Any, Any]
 # per row, where the store has columns: whose space a vector lives in, and the map that brought it there
 MODEL_COLUMN, MAP_COLUMN = "vector_model", "vector_map"
 STAMP_KEY = "transship"
@@ -28,7 +29,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Place:
+class StorePlace:
     """A store by name: what kind it is, where it lies, which table; `text` is what the user wrote."""
 
     kind: str
@@ -75,7 +76,7 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Some rows: ids [rows], vectors [rows, width], and everything else of them.
 
     Attributes:
@@ -91,44 +92,166 @@ class Batch:
     payloads: list[dict[str, Any]] | None = None
 
 
-class Source(Protocol):
-    """A store that is read."""
+@dataclass(frozen=True)
+class RowsDone:
+    """One step of a run: rows done so far, and of how many."""
 
-    place: Place
+    done: int
+    rows: int
+
+
+class PartRange(NamedTuple):
+    """Rows [start, stop) of the whole, which one process reads or writes."""
+
+    start: int
+    stop: int
+
+
+class VectorSource(ABC):
+    """A store that is read.
+
+    Attributes:
+        place: its name.
+        rows: how many.
+        width: of its vectors.
+        stamp: whose space they are in.
+        vector_column: the column or named vector; empty where the store has none.
+        files: name and rows of each of its files, where there may be several.
+        part_rows: rows of one part of what is made of it; None: as the sink has it.
+    """
+
+    place: StorePlace
     rows: int
     width: int
     stamp: Stamp
+    vector_column: str = ""
+    files: Sequence[tuple[str, int]] = ()
+    part_rows: int | None = None
 
+    @abstractmethod
     def fingerprint(self) -> str:
         """Return what changes when the rows may have changed."""
 
-    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+    @abstractmethod
+    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
         """Yield the rows from `start` on, in an order that stays the same while the store is unchanged."""
+
+    def all_ids(self) -> Array | None:
+        """Return the ids of all rows, or None when they are row numbers."""
+        ids = np.asarray([identity for batch in self.batches(8192) for identity in batch.ids])
+        return None if np.array_equal(ids, np.arange(len(ids))) else ids
 
     def close(self) -> None:
         """Let go of files and connections."""
+        return
 
 
-class Sink(Protocol):
-    """A store that is written, batch after batch, and that knows after a kill where to go on."""
+class SplitSource(VectorSource):
+    """A source of which any process may read any rows; it travels to workers."""
+
+    @abstractmethod
+    def batches(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[RowBatch]:
+        """Yield the rows from `start` up to `stop`."""
+
+
+class VectorSink(ABC):
+    """A store that is written, batch after batch, and that knows after a kill where to go on.
+
+    Attributes:
+        done: rows that are safe.
+    """
 
     done: int
 
-    def write(self, batch: Batch, vectors: Array) -> None:
+    @abstractmethod
+    def write(self, batch: RowBatch, vectors: Array) -> None:
         """Add the rows of `batch` with `vectors` in the place of its own; on return they survive a kill or
         will be asked for again.
         """
 
+    @abstractmethod
     def finish(self) -> None:
         """Make the whole visible under its name."""
 
     def close(self) -> None:
-        """Let go of files and connections without finishing."""
+        """Let go of files and connections without finishing; what is noted is safe."""
+        return
 
 
-def find_column(
-    names: list[str], wanted: str | None, usual: tuple[str, ...], what: str, where: str
-) -> str | None:
+class PartWriter(Protocol):
+    """What a process needs to write a part; it travels to workers."""
+
+    def write(self, part: PartRange, pieces: Iterable[tuple[RowBatch, Array]]) -> Iterator[int]:
+        """Write a part, yielding its rows so far; it counts when its last row is in, and only then."""
+
+
+class PartSink(VectorSink):
+    """A sink whose parts any process may write, in any order."""
+
+    writer: PartWriter
+
+    @abstractmethod
+    def missing(self) -> list[PartRange]:
+        """Return the parts that are still to be written, in order."""
+
+
+class OldIndex(Protocol):
+    """What an index that moves is asked: the nearest rows, and the vectors of rows."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return ids and scores of the nearest rows to each query, best first."""
+
+    def vectors(self, ids: Sequence[Any]) -> Array:
+        """Return the stored vectors of ids."""
+
+
+class NewRows(Protocol):
+    """Vectors of the new model by id, as far as they are known."""
+
+    def __len__(self) -> int:
+        """Return how many rows have moved."""
+
+    def __contains__(self, identity: object) -> bool:
+        """Return whether a row has moved."""
+
+    def add(self, ids: Sequence[Any], vectors: Array) -> None:
+        """Keep the vectors of ids."""
+
+    def some(self, count: int) -> list[Any]:
+        """Return at most `count` ids that have moved."""
+
+    def many(self, ids: Sequence[Any]) -> Array:
+        """Return the vectors of ids that have moved, [ids, width]."""
+
+    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return ids and cosines of the nearest moved rows to each query, best first."""
+
+
+class Store(Protocol):
+    """The functions of a store's module."""
+
+    def open_source(self, place: StorePlace) -> VectorSource:
+        """Open it for reading."""
+
+    def open_sink(
+        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
+    ) -> VectorSink:
+        """Open it for writing, or go on with what a stopped run left."""
+
+    def open_index(self, place: StorePlace) -> OldIndex:
+        """Open it for searching in place."""
+
+    def held_bytes(self, rows: int, width: int) -> int:
+        """Return what writing keeps in memory until its end."""
+
+    def sweep(self, place: StorePlace) -> None:
+        """Remove what a run had no time to remove after its last rename."""
+
+
+def find_column(names: list[str], wanted: str | None, usual: tuple[str, ...], where: str) -> str | None:
     """Return the column that is asked for, or the first of the usual names that exists."""
     if wanted is not None:
         if wanted not in names:
@@ -137,12 +260,19 @@ def find_column(
     return next((name for name in usual if name in names), None)
 
 
-def gone(where: str, done: int, error: Exception) -> DataError:
+def vanished(where: str, done: int, error: Exception) -> DataError:
     """Return the error for a store that disappeared while it was read."""
     return DataError(
         f"could not be read any further after row {done:,} ({type(error).__name__}: {error})",
         where=where,
         fix="bring it back and run the same command again: it goes on from there",
+    )
+
+
+def exists_already(where: str) -> OutputError:
+    """Return the error for a target that is there."""
+    return OutputError(
+        "it exists already", where=where, fix="pass --force to replace it, or choose another name"
     )
 
 

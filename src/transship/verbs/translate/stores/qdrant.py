@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from transship.errors import DataError, MissingError, OutputError
+from transship.errors import DataError, MissingError
+from transship.types import Array
+from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.stores.arrow import as_table
+from transship.verbs.translate.stores.beside import BesideRows
 from transship.verbs.translate.stores.protocol import (
     MAP_COLUMN,
     MODEL_COLUMN,
-    Array,
-    Batch,
-    Place,
-    Source,
+    RowBatch,
     Stamp,
-    gone,
+    StorePlace,
+    VectorSink,
+    VectorSource,
+    exists_already,
     refuse_half_done,
+    vanished,
 )
 
 # points of one upsert; a kill leaves at most this many undecided, and they are written again
@@ -27,20 +34,20 @@ UPSERT = 256
 _CLIENTS: dict[str, Any] = {}
 
 
-class QdrantSource:
+class QdrantSource(VectorSource):
     """Points of a collection in the order of their ids, as `scroll` gives them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: StorePlace) -> None:
         """Open the collection and look at its vectors."""
         self.place, self.client = place, client(place)
         if not self.client.collection_exists(place.name):
-            names = ", ".join(found.name for found in self.client.get_collections().collections)
+            names = ", ".join(known.name for known in self.client.get_collections().collections)
             raise MissingError(
                 f"has no collection '{place.name}'",
                 where=place.location,
                 fix=f"name one of: {names or 'none'}",
             )
-        self.vector_name, self.params = _vector_params(self.client, place)
+        self.vector_column, self.params = _vector_params(self.client, place)
         self.rows = int(self.client.count(place.name, exact=True).count)
         self.width = int(self.params.size)
         self.stamp = _stamp(self.client, place.name)
@@ -49,29 +56,26 @@ class QdrantSource:
         """Return name and number of points (a collection has no version)."""
         return f"{self.place.location}#{self.place.name}-{self.rows}x{self.width}"
 
-    def batches(self, size: int, start: int = 0) -> Iterator[Batch]:
+    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
         """Yield points from number `start` on; those before it are passed over without their vectors."""
-        offset, seen = None, 0
-        while seen < start:
-            points, offset = self._scroll(min(1024, start - seen), offset, seen, vectors=False)
-            seen += len(points)
+        offset, passed = None, 0
+        while passed < start:
+            points, offset = self._scroll(min(1024, start - passed), offset, passed, vectors=False)
+            passed += len(points)
             if offset is None:
                 return
         while True:
-            points, offset = self._scroll(size, offset, seen, vectors=True)
+            points, offset = self._scroll(size, offset, passed, vectors=True)
             if points:
                 yield self._batch(points)
-            seen += len(points)
+            passed += len(points)
             if offset is None:
                 return
 
-    def close(self) -> None:
-        """Clients are shared and closed at the end of the process."""
-
-    def _scroll(self, count: int, offset: Any, seen: int, *, vectors: bool) -> tuple[list[Any], Any]:
-        wanted: Any = [self.vector_name] if self.vector_name else True
+    def _scroll(self, count: int, offset: Any, passed: int, *, vectors: bool) -> tuple[list[Any], Any]:
+        wanted: Any = [self.vector_column] if self.vector_column else True
         try:
-            found: tuple[list[Any], Any] = self.client.scroll(
+            points: tuple[list[Any], Any] = self.client.scroll(
                 self.place.name,
                 limit=count,
                 offset=offset,
@@ -79,33 +83,35 @@ class QdrantSource:
                 with_vectors=vectors and wanted,
             )
         except Exception as error:  # the client raises whatever its transport does
-            raise gone(self.place.text, seen, error) from error
-        return found
+            raise vanished(self.place.text, passed, error) from error
+        return points
 
-    def _batch(self, points: list[Any]) -> Batch:
-        rows = [point.vector[self.vector_name] if self.vector_name else point.vector for point in points]
+    def _batch(self, points: list[Any]) -> RowBatch:
+        rows = [point.vector[self.vector_column] if self.vector_column else point.vector for point in points]
         if any(row is None for row in rows):
             raise DataError(
                 "some points have no vector", where=self.place.text, fix="remove them, or embed them"
             )
-        return Batch(
+        return RowBatch(
             [point.id for point in points],
             np.asarray(rows, dtype=np.float32),
             payloads=[dict(point.payload or {}) for point in points],
         )
 
 
-class QdrantSink:
+class QdrantSink(VectorSink):
     """Upserts points with the same ids and payloads into another collection with the same distance."""
 
-    def __init__(self, place: Place, source: Source, stamp: Stamp, width: int, force: bool) -> None:
+    def __init__(
+        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
+    ) -> None:
         """Make the collection, or continue one that an interrupted run left."""
-        from qdrant_client import models
+        from qdrant_client import models  # an extra
 
         self.place, self.stamp, self.client, self.rows = place, stamp, client(place), source.rows
-        params = getattr(source, "params", None)
-        self.vector_name = getattr(source, "vector_name", "") or ""
-        distance = params.distance if params is not None else models.Distance.COSINE
+        same = source if isinstance(source, QdrantSource) else None
+        self.vector_column = same.vector_column if same is not None else ""
+        distance = same.params.distance if same is not None else models.Distance.COSINE
         marker = self._marker()
         self.done = 0
         if self.client.collection_exists(place.name):
@@ -116,23 +122,19 @@ class QdrantSink:
                 self.done = count if count >= source.rows else max(0, count - UPSERT)
                 return
             if count and not force:
-                raise (
-                    refuse_half_done(place.text)
-                    if known.map
-                    else OutputError(
-                        "exists already", where=place.text, fix="choose another name, or pass --force"
-                    )
-                )
+                if known.map:
+                    raise refuse_half_done(place.text)
+                raise exists_already(place.text)
             self.client.delete_collection(place.name)
-        create(self.client, place.name, width, distance, self.vector_name)
+        create(self.client, place.name, width, distance, self.vector_column)
 
-    def write(self, batch: Batch, vectors: Array) -> None:
+    def write(self, batch: RowBatch, vectors: Array) -> None:
         """Upsert points and wait for them."""
         payloads = batch.payloads if batch.payloads is not None else _payloads(batch)
         for part in _slices(len(vectors)):
             ids = [_point_id(identity) for identity in batch.ids[part]]
-            made = points(ids, vectors[part], payloads[part], self.vector_name, self.stamp)
-            self.client.upsert(self.place.name, made, wait=True)
+            upserted = points(ids, vectors[part], payloads[part], self.vector_column, self.stamp)
+            self.client.upsert(self.place.name, upserted, wait=True)
         self.done += len(vectors)
 
     def finish(self) -> None:
@@ -145,16 +147,96 @@ class QdrantSink:
                 fix="give every row an id of its own, or write to another kind of store",
             )
 
-    def close(self) -> None:
-        """Clients are shared and closed at the end of the process."""
-
     def _marker(self) -> Stamp:
         return Stamp(self.stamp.model, self.stamp.map, {}, self.stamp.source)
 
 
+class QdrantIndex:
+    """A Qdrant collection, searched by its own distance."""
+
+    def __init__(self, place: StorePlace) -> None:
+        """Open the collection."""
+        source = QdrantSource(place)
+        self.client, self.name, self.rows = source.client, place.name, source.rows
+        self.vector, self.distance = source.vector_column, source.params.distance
+        self.closer = -1.0 if str(self.distance).lower().endswith(("euclid", "manhattan")) else 1.0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.rows
+
+    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest rows."""
+        return self.nearest(self.name, queries, count)
+
+    def nearest(self, name: str, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+        """Return the nearest points of a collection with the same vector name."""
+        ids, scores = [], []
+        for query in unit_rows(queries):
+            asked = {"using": self.vector} if self.vector else {}
+            hits = self.client.query_points(name, query=query.tolist(), limit=count, **asked).points
+            ids.append([point.id for point in hits])
+            scores.append([self.closer * point.score for point in hits])
+        return ids, np.asarray(scores)
+
+    def vectors(self, ids: Sequence[Any]) -> Array:
+        """Return stored rows."""
+        return self.stored(self.name, ids)
+
+    def stored(self, name: str, ids: Sequence[Any]) -> Array:
+        """Return the vectors of ids in a collection with the same vector name."""
+        points = self.client.retrieve(name, list(ids), with_vectors=True)
+        rows = {point.id: point.vector[self.vector] if self.vector else point.vector for point in points}
+        return np.asarray([rows[identity] for identity in ids], dtype=np.float32)
+
+    def rows_beside(self, name: str, model: str) -> QdrantRows:
+        """Return the points of a second collection."""
+        return QdrantRows(self, name, model)
+
+
+class QdrantRows(BesideRows):
+    """Points of a second collection with the same ids and payloads; upserts come twice without harm."""
+
+    def __init__(self, old: QdrantIndex, name: str, model: str = "") -> None:
+        """Name the collection; it is made with the first row."""
+        super().__init__(old, name, model)
+        self.index, self.client = old, old.client
+        if self.client.collection_exists(name):
+            offset: Any = None
+            while True:
+                points, offset = self.client.scroll(name, limit=1024, offset=offset, with_payload=False)
+                self.known.update(point.id for point in points)
+                if offset is None:
+                    break
+
+    def add(self, ids: Sequence[Any], vectors: Array) -> None:
+        """Upsert points with the payloads of the old ones."""
+        index = self.index
+        if not self.client.collection_exists(self.place):
+            create(self.client, self.place, int(vectors.shape[1]), index.distance, index.vector)
+        retrieved = self.client.retrieve(index.name, list(ids), with_payload=True)
+        by_id = {point.id: dict(point.payload or {}) for point in retrieved}
+        payloads = [by_id.get(identity, {}) for identity in ids]
+        upserted = points(ids, vectors, payloads, index.vector, self.stamp)
+        self.client.upsert(self.place, upserted, wait=True)
+        self.known.update(ids)
+
+
+open_source, open_sink, open_index = QdrantSource, QdrantSink, QdrantIndex
+
+
+def held_bytes(rows: int, width: int) -> int:
+    """Return 0: points are upserted at once."""
+    return 0
+
+
+def sweep(place: StorePlace) -> None:
+    """Remove nothing: points are upserted under their collection's name."""
+
+
 def create(opened: Any, name: str, width: int, distance: Any, vector_name: str) -> None:
     """Make a collection of one vector per point, with a name or without."""
-    from qdrant_client import models
+    from qdrant_client import models  # an extra
 
     vectors: Any = models.VectorParams(size=width, distance=distance)
     opened.create_collection(name, vectors_config={vector_name: vectors} if vector_name else vectors)
@@ -162,7 +244,7 @@ def create(opened: Any, name: str, width: int, distance: Any, vector_name: str) 
 
 def points(ids: Any, vectors: Array, payloads: list[dict[str, Any]], vector_name: str, stamp: Stamp) -> Any:
     """Return points with whose space their vectors are in."""
-    from qdrant_client import models
+    from qdrant_client import models  # an extra
 
     own = {MODEL_COLUMN: stamp.model, MAP_COLUMN: stamp.map, "vector_source": stamp.source}
     rows = [vector.tolist() for vector in vectors]
@@ -174,20 +256,10 @@ def points(ids: Any, vectors: Array, payloads: list[dict[str, Any]], vector_name
     ]
 
 
-def open_source(place: Place) -> QdrantSource:
-    """Open a collection for reading."""
-    return QdrantSource(place)
-
-
-def open_sink(place: Place, source: Source, stamp: Stamp, *, width: int, force: bool) -> QdrantSink:
-    """Open a collection for writing."""
-    return QdrantSink(place, source, stamp, width, force)
-
-
-def client(place: Place) -> Any:
+def client(place: StorePlace) -> Any:
     """Return the one client of a location: an embedded database allows no second one."""
     try:
-        from qdrant_client import QdrantClient
+        from qdrant_client import QdrantClient  # an extra
     except ImportError as error:
         raise MissingError(
             "the Qdrant client is not installed", where="qdrant", fix="pip install 'transship[qdrant]'"
@@ -218,7 +290,7 @@ def close_clients() -> None:
         _CLIENTS.popitem()[1].close()
 
 
-def _vector_params(opened: Any, place: Place) -> tuple[str, Any]:
+def _vector_params(opened: Any, place: StorePlace) -> tuple[str, Any]:
     vectors = opened.get_collection(place.name).config.params.vectors
     if not isinstance(vectors, dict):
         return "", vectors
@@ -243,14 +315,10 @@ def _stamp(opened: Any, name: str) -> Stamp:
     )
 
 
-def _payloads(batch: Batch) -> list[dict[str, Any]]:
+def _payloads(batch: RowBatch) -> list[dict[str, Any]]:
     if batch.columns is None:
         return [{} for _ in batch.ids]
-    import pyarrow as pa
-
-    table = (
-        pa.Table.from_batches([batch.columns]) if isinstance(batch.columns, pa.RecordBatch) else batch.columns
-    )
+    table = as_table(batch)
     nested = [field.name for field in table.schema if pa.types.is_nested(field.type)]
     rows: list[dict[str, Any]] = table.drop_columns(nested).to_pylist()
     return rows
@@ -264,8 +332,6 @@ def _point_id(given: Any) -> Any:
     """Return an id that Qdrant takes: an unsigned number or a UUID."""
     if isinstance(given, int | np.integer) and given >= 0:
         return int(given)
-    import uuid
-
     try:
         return str(uuid.UUID(str(given)))
     except ValueError:

@@ -1,0 +1,290 @@
+"""A fitted map and what there is to say of it: what it is worth, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from transship.report import (
+    Block,
+    Column,
+    Figure,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Provenance,
+    Section,
+    Table,
+    Text,
+    figures,
+    library_versions,
+)
+from transship.types import Array
+from transship.verbs.translate.artifact import SavedMap
+from transship.verbs.translate.fit.fitting import MapFit
+from transship.verbs.translate.fit.trials import MapTrial
+from transship.verbs.translate.nearest import neighbours, unit_rows
+
+# points of a projection, rows of a distribution: what a browser draws at once
+POINTS = 400
+
+
+@dataclass(frozen=True)
+class FittedMap:
+    """A map that was fitted and written: the fit, and what is at rest."""
+
+    fit: MapFit
+    saved: SavedMap
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        fit = self.fit
+        return {
+            "map": self.saved.path,
+            "hash": self.saved.hash,
+            "chosen": fit.chosen.name,
+            "why": fit.why,
+            "pairs": fit.pairs,
+            "direction": fit.direction,
+            "candidates": [_trial(trial) for trial in fit.trials],
+            "old_alone": fit.old_alone,
+            "ndcg": {"native": fit.ndcg_native, "old": fit.ndcg_old},
+            "wrong_pairs": [name for name, _ in fit.suspects[:20]],
+            "thresholds": [list(pair) for pair in fit.thresholds],
+            "query_side": None if fit.query_side is None else asdict(fit.query_side),
+            "advice": list(fit.advice),
+        }
+
+    def blocks(self) -> list[Section]:
+        """Return what there is to say of the map; all pictures are of rows that were held out."""
+        fit, pairs = self.fit, self.fit.held
+        source, target = pairs.sides(fit.direction)
+        moved = np.asarray(fit.chosen.translator.transform(source))
+        advice = [Text(line, tone="note" if number else "plain") for number, line in enumerate(fit.advice)]
+        left_out = [Text(line, tone="note") for line in fit.left_out]
+        scores = [_key_figures(fit), _methods(fit), *left_out, *_query_side(fit), *_curves(fit)]
+        spaces = [
+            _norms(source, moved, target),
+            *_projections(source, moved, target),
+            _overlap(moved, target),
+        ]
+        return [
+            Section("What to do", advice),
+            Section("Figures", [*scores, _thresholds(fit)]),
+            Section("Spaces", spaces),
+            Section("Worst rows", [_worst(pairs.ids, moved, target), *_wrong(fit)]),
+        ]
+
+    def page(self, command: str = "") -> Page:
+        """Return the page of `transship translate fit`."""
+        fit, about, quality = self.fit, self.saved.about, self.fit.chosen.forecast
+        summary = (
+            f"{fit.why}. Forecast, document to document: {quality.recall:.0%} of the native top {quality.k} "
+            f"among translated rows; the old index left alone has {fit.old_alone:.0%}."
+        )
+        provenance = Provenance(
+            command=command,
+            inputs={"old": about["pairs"]["old"], "new": about["pairs"]["new"], "map": self.saved.hash},
+            parameters={key: str(value) for key, value in fit.translator.get_params().items()},
+            versions=library_versions(),
+            notes={
+                "source model": about["source"] or "unknown",
+                "target model": about["target"] or "unknown",
+            },
+        )
+        return Page("Translating embeddings", summary, self.blocks(), provenance)
+
+
+def _trial(trial: MapTrial) -> dict[str, Any]:
+    return {
+        "method": trial.name,
+        "restored": trial.restored,
+        "forecast": trial.forecast.to_dict(),
+        "held_out": trial.held_out.to_dict(),
+        "seconds": round(trial.seconds, 3),
+        "ndcg": trial.ndcg,
+        "fused": trial.fused,
+    }
+
+
+def _query_side(fit: MapFit) -> list[Block]:
+    if fit.query_side is None:
+        return []
+    with_mean, without = fit.query_side.with_mean[1], fit.query_side.without_mean[1]
+    body = f"query with the old mean {with_mean:.3f}, without {without:.3f} (recall against the new model)"
+    return [Text(body)]
+
+
+def _key_figures(fit: MapFit) -> KeyFigures:
+    forecast, held = fit.chosen.forecast, fit.chosen.held_out
+    return KeyFigures(
+        [
+            KeyFigure(
+                "Forecast recall",
+                forecast.recall,
+                f"top {forecast.k} of {forecast.gallery:,} rows, left out one by one",
+            ),
+            KeyFigure("Held-out recall", held.recall, f"among {held.gallery:,} rows that were set aside"),
+            KeyFigure("Old index alone", fit.old_alone, "agreement of the old model with the new"),
+            KeyFigure("Own row found", forecast.twin_recall, "a native row finds its translated twin first"),
+            KeyFigure("Wrong pairs", fit.pairing.share, "share that does not belong together"),
+        ]
+    )
+
+
+def _methods(fit: MapFit) -> Table:
+    columns: list[str | Column] = [
+        "method",
+        Column("forecast recall", 3, "max"),
+        Column("held-out recall", 3, "max"),
+        Column("forecast cosine", 3),
+        Column("held-out cosine", 3),
+        Column("own row found", 3),
+        Column("nDCG", 3),
+        Column("nDCG fused", 3),
+        Column("CPU seconds", 2),
+    ]
+    rows: list[list[Any]] = [
+        [
+            f"{trial.name}{' (variance restored)' if trial.restored else ''}",
+            trial.forecast.recall,
+            trial.held_out.recall,
+            trial.forecast.cosine,
+            trial.held_out.cosine,
+            trial.forecast.twin_recall,
+            trial.ndcg,
+            trial.fused,
+            trial.seconds,
+        ]
+        for trial in fit.trials
+    ]
+    rows.append(["old model alone", fit.old_alone, None, None, None, None, fit.ndcg_old, None, None])
+    if fit.ndcg_native is not None:
+        rows.append(["everything re-embedded", 1.0, None, None, None, None, fit.ndcg_native, None, None])
+    return Table(
+        columns,
+        rows,
+        "Every method on rows that it did not see; a forecast leaves out one row at a time, or folds.",
+    )
+
+
+def _curves(fit: MapFit) -> list[Block]:
+    if not fit.curve:
+        return []
+    sizes = sorted({size for _, size, _ in fit.curve})
+    values = {(name, size): recall for name, size, recall in fit.curve}
+    series = {
+        name: [values.get((name, size)) for size in sizes]
+        for name in dict.fromkeys(name for name, _, _ in fit.curve)
+    }
+    return [
+        figures.lines(
+            sizes,
+            series,
+            x_title="pairs",
+            y_title="held-out recall",
+            log_x=True,
+            caption=f"Recall by number of pairs, among the {len(fit.held):,} rows that were held out: "
+            "fewer than in the table, so the figures are higher.",
+        )
+    ]
+
+
+def _thresholds(fit: MapFit) -> Table:
+    return Table(
+        [Column("score in the old space", 2), Column("as selective in the new", 3)],
+        [list(pair) for pair in fit.thresholds],
+        "A score threshold of the old model, and the score that as many pairs of rows pass with the new one.",
+    )
+
+
+def _norms(source: Array, moved: Array, target: Array) -> Figure:
+    groups = {
+        name: np.linalg.norm(_some(rows), axis=1).tolist()
+        for name, rows in (("old", source), ("translated", moved), ("native", target))
+    }
+    return figures.boxes(
+        groups, group_title="rows", value_title="length", caption="Lengths of vectors that were held out."
+    )
+
+
+def _projections(source: Array, moved: Array, target: Array) -> list[Block]:
+    """Before: old rows on their own axes. After: translated and native rows on the native axes."""
+    before = _plane(source)
+    after = _plane(target)
+    first = before(_some(source))
+    translated, native = after(_some(moved)), after(_some(target))
+    return [
+        figures.scatter(
+            {"old": _columns(first)},
+            x_title="first axis",
+            y_title="second axis",
+            caption="Old rows, held out.",
+        ),
+        figures.scatter(
+            {"native": _columns(native), "translated": _columns(translated)},
+            x_title="first axis",
+            y_title="second axis",
+            caption="The same rows after translation, on the principal axes of the native ones.",
+        ),
+    ]
+
+
+def _overlap(moved: Array, target: Array) -> Figure:
+    rows = _places(len(target))
+    shared = neighbours(target[rows], target, 10, own=rows), neighbours(target[rows], moved, 10, own=rows)
+    counts = [len(set(a) & set(b)) for a, b in zip(*map(np.ndarray.tolist, shared), strict=True)]
+    histogram = [counts.count(number) for number in range(11)]
+    return figures.bars(
+        [str(number) for number in range(11)],
+        {"rows": histogram},
+        label_title="shared neighbours of ten",
+        value_title="rows",
+        horizontal=False,
+        caption=f"How many of its ten native neighbours a row keeps, among {len(target):,} held out.",
+    )
+
+
+def _worst(ids: Sequence[Any], moved: Array, target: Array) -> Table:
+    cosines = (unit_rows(moved) * unit_rows(target)).sum(1)
+    rows = [[str(ids[row]), float(cosines[row])] for row in np.argsort(cosines)[:15]]
+    return Table(
+        [Column("id", code=True), Column("cosine with its partner", 3)],
+        rows,
+        "Held-out rows that translate worst.",
+    )
+
+
+def _wrong(fit: MapFit) -> list[Block]:
+    if not fit.suspects:
+        return [Text("No pair looks wrong.", tone="good")]
+    return [
+        Table(
+            [Column("id", code=True), "rank of its partner"],
+            [list(suspect) for suspect in fit.suspects[:15]],
+            "Pairs that do not seem to belong together.",
+        )
+    ]
+
+
+def _places(count: int) -> Array:
+    return np.unique(np.linspace(0, count - 1, min(POINTS, count)).astype(np.int64))
+
+
+def _some(rows: Array) -> Array:
+    return rows[_places(len(rows))]
+
+
+def _columns(points: Array) -> tuple[list[float], list[float]]:
+    return points[:, 0].tolist(), points[:, 1].tolist()
+
+
+def _plane(rows: Array) -> Any:
+    mean = rows.mean(0)
+    axes = np.linalg.svd(_some(rows) - mean, full_matrices=False)[2][:2].T
+    if axes.shape[1] < 2:
+        axes = np.hstack([axes, np.zeros_like(axes)])
+    return lambda some: (some - mean) @ axes
