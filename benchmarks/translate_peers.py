@@ -60,7 +60,7 @@ def run() -> list[dict[str, Any]]:
 def _against_latentis() -> list[dict[str, Any]]:
     """Return how far the suite's recipe is from the package: rows, and recall@10 of the native top 10."""
     from transship.verbs.translate.fit.quality import measure
-    from transship_suites._embeddings import gloss_texts, latentis_recipe
+    from transship_suites.materials.embeddings import gloss_texts, latentis_recipe
 
     texts = gloss_texts(ANCHORS + GALLERY)
     rows = []
@@ -101,7 +101,7 @@ def _against_isotrieve() -> list[dict[str, Any]]:
     from transship.verbs.translate.fit.pairs import VectorPairs
     from transship.verbs.translate.fit.quality import ndcg
     from transship.verbs.translate.nearest import unit_rows
-    from transship_suites._embeddings import collection
+    from transship_suites.materials.embeddings import collection
 
     documents, queries, relevance = collection("scifact", WORDS)
     old, new = (_vectors(model, documents, "document") for model in (SOURCE, TARGET))
@@ -172,7 +172,7 @@ def _peer(python: Path, code: str, parts: dict[str, Any], *arguments: str) -> An
 
 def _vectors(model: str, texts: list[str], role: str) -> Any:
     """Return vectors by a local model, from the suites' cache."""
-    from transship_suites._embeddings import vectors
+    from transship_suites.materials.embeddings import vectors
     from transship_suites.runner import Case, Context
     from transship_suites.runner.cache import Cache, cache_home
 

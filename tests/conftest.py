@@ -24,7 +24,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 TESTS = Path(__file__).parent
 KERNELS = TESTS.parent / "scripts/kernels.py"
 # whose tests train or decompose, so that what a processor rounds is carried on furthest
-ROOMS = ("suites/small_merge", "verbs/adapt", "verbs/merge/fusion", "verbs/merge/learning", "verbs/transport")
+ROOMS = ("suites/otmf", "verbs/adapt", "verbs/merge/fusion", "verbs/merge/learning", "verbs/transport")
 TRAINED = {TESTS / room for room in ROOMS}
 MODELS = Path(os.environ.get("TRANSSHIP_MODELS", Path.home() / ".cache/transship/models"))
 DATA = Path(os.environ.get("TRANSSHIP_DATA", Path.home() / ".cache/transship/data"))

@@ -7,12 +7,12 @@ these metrics by the cases' factors. `transship bench` lists the folder; nothing
 `shared_geometry.py` is the example to copy.
 
 A suite has the scales `quick` and `full`, or `paper` alone: the paper's own setting, declared with hub ids,
-data set names and a GPU, which may never have been run (`paper_setting/` is what these share). `--set`
+data set names and a GPU, which may never have been run. `--set`
 changes options of a scale, and needs may depend on them.
 
-Suites import heavy libraries inside functions, so that listing them is quick. What two suites share
-(generated equations, small networks) goes into a folder here, which counts as part of every suite that
-imports it.
+Suites import heavy libraries inside functions, so that listing them is quick. What the suites of one paper
+share (rows, columns, claims, how a case is measured) lies in the paper's folder, models and data in
+`materials/`; what a suite imports counts as part of it.
 
 The runner (`runner/`) keeps finished cases and trained models under `$TRANSSHIP_CACHE/suites` (else
 `~/.cache/transship/suites`):

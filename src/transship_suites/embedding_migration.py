@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transship_suites._migration_glosses import glosses
-from transship_suites._migration_retrieval import retrieval
-from transship_suites._packages import packaged_data, packaged_model
+from transship_suites.materials.packages import packaged_data, packaged_model
+from transship_suites.migration.glosses import glosses
+from transship_suites.migration.retrieval import retrieval
 from transship_suites.runner import (
     Case,
     Claim,

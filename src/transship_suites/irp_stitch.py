@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transship_suites._packages import packaged_data, packaged_model
-from transship_suites._stitch_features import IMAGES
-from transship_suites._stitch_parts import (
+from transship_suites.irp.features import IMAGES
+from transship_suites.irp.small import (
     ALPHAS,
     DELTAS,
     METHODS,
@@ -15,6 +14,7 @@ from transship_suites._stitch_parts import (
     measure_sensitivity,
     measure_stitch,
 )
+from transship_suites.materials.packages import packaged_data, packaged_model
 from transship_suites.runner import (
     Case,
     Claim,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites.paper_setting.hub import CONVERTED, data, gpu, model
+from transship_suites.materials.hub import CONVERTED, data, gpu, model
 from transship_suites.runner import (
     Case,
     Claim,
@@ -97,7 +97,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Stitch all ordered pairs of encoders and heads on one data set."""
-    from transship_suites.paper_setting.stitched import measured
+    from transship_suites.irp.paper import measured
 
     yield from measured(case, context)
 

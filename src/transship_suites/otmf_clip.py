@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transship_suites.paper_setting.hub import gpu, model
-from transship_suites.paper_setting.pictures import IMAGE_SETS
+from transship_suites.materials.hub import gpu, model
+from transship_suites.materials.image_sets import IMAGE_SETS
+from transship_suites.otmf.names import BASE, CARRIED, INDIVIDUAL, MIX, OTMF, OWN, PAPER
 from transship_suites.runner import (
     Case,
     Claim,
@@ -27,7 +28,6 @@ from transship_suites.runner import (
     highest,
     lowest,
 )
-from transship_suites.small_merge.names import BASE, CARRIED, INDIVIDUAL, MIX, OTMF, OWN, PAPER
 
 Printed = Mapping[str, tuple[float, ...]]  # row → figures, as the paper prints them
 BACKBONES = {
@@ -82,7 +82,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one case."""
-    from transship_suites.paper_setting.merged import Bench
+    from transship_suites.otmf.clip import Bench
 
     yield from Bench(case, context).measured(case)
 

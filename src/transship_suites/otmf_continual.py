@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from transship_suites.materials.picture_tasks import NEEDS, TASKS
+from transship_suites.otmf.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
+from transship_suites.otmf.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
+from transship_suites.otmf.small import Bench
 from transship_suites.runner import Case, Context, Measurement, Paper, Scale, Suite, SuiteResult
-from transship_suites.small_merge.bench import Bench
-from transship_suites.small_merge.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
-from transship_suites.small_merge.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
-from transship_suites.small_merge.pictures import NEEDS, TASKS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from transship_suites.small_merge.training import Task
+    from transship_suites.materials.training import Task
 
 CLAIMS = (*ours(), *theirs(), sweep_claim())
 
@@ -33,16 +33,16 @@ class PictureBench(Bench):
 
     def load_tasks(self) -> list[Task]:
         """Return the tasks in their first order."""
-        from transship_suites.small_merge.pictures import load_task
+        from transship_suites.materials.picture_tasks import load_task
 
         return [load_task(name, self.options["rows"], self.options["test"]) for name in self.options["tasks"]]
 
     def load_base(self) -> nn.Module:
         """Return the transformer of this seed after pre-training."""
-        from transship_suites.small_merge import bodies, training
-        from transship_suites.small_merge.pictures import pretraining_pictures
-        from transship_suites.small_vision import networks
-        from transship_suites.small_vision.shifts import augment
+        from transship_suites.materials import bodies, training
+        from transship_suites.materials import small_networks as networks
+        from transship_suites.materials.picture_tasks import pretraining_pictures
+        from transship_suites.materials.shifts import augment
 
         settings = {"steps": self.options["pretrain"], "seed": self.context.seed("base") % 2**31}
         arrays = self.context.cached(
@@ -62,7 +62,8 @@ class PictureBench(Bench):
 
     def tuned(self, tasks: Sequence[Task]) -> tuple[nn.Module, list[nn.Linear]]:
         """Return the base trained on `tasks`, made once."""
-        from transship_suites.small_merge import bodies, pictures, training
+        from transship_suites.materials import bodies, training
+        from transship_suites.materials import picture_tasks as pictures
 
         settings = {
             "steps": self.options["tune"],
@@ -95,7 +96,7 @@ class PictureBench(Bench):
 
 def figures(result: SuiteResult) -> list[Any]:
     """Return medians over orders and seeds, accuracy matrices and clouds of features."""
-    from transship_suites.small_merge.figures import merging_figures
+    from transship_suites.otmf.figures import merging_figures
 
     return merging_figures(result, CLAIMS)
 

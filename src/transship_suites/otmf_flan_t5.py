@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites.paper_setting.glue import GLUE, HUB
-from transship_suites.paper_setting.hub import data, gpu, model
+from transship_suites.materials.glue import GLUE, HUB
+from transship_suites.materials.hub import data, gpu, model
+from transship_suites.otmf.names import BASE, INDIVIDUAL, MIX, OTMF
 from transship_suites.runner import (
     Case,
     Claim,
@@ -26,7 +27,6 @@ from transship_suites.runner import (
     cell,
     highest,
 )
-from transship_suites.small_merge.names import BASE, INDIVIDUAL, MIX, OTMF
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "average": ("average", {}),
@@ -52,7 +52,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one case."""
-    from transship_suites.paper_setting.flan import Bench
+    from transship_suites.otmf.flan import Bench
 
     yield from Bench(case, context).measured(case)
 

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from transship_suites.materials.text_tasks import MODEL, NEEDS, TASKS
+from transship_suites.otmf.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
+from transship_suites.otmf.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
+from transship_suites.otmf.small import Bench
 from transship_suites.runner import Case, Context, Measurement, Paper, Scale, Suite, SuiteResult
-from transship_suites.small_merge.bench import Bench
-from transship_suites.small_merge.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
-from transship_suites.small_merge.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
-from transship_suites.small_merge.texts import MODEL, NEEDS, TASKS
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from transship_suites.small_merge.training import Task
+    from transship_suites.materials.training import Task
 
 CLAIMS = (*ours(), *theirs(), sweep_claim())
 
@@ -30,7 +30,7 @@ def run(case: Case, context: Context) -> Iterator[Measurement]:
 
 def figures(result: SuiteResult) -> list[Any]:
     """Return medians over orders and seeds, accuracy matrices and clouds of features."""
-    from transship_suites.small_merge.figures import merging_figures
+    from transship_suites.otmf.figures import merging_figures
 
     return merging_figures(result, CLAIMS)
 
@@ -44,13 +44,13 @@ class TextBench(Bench):
 
     def load_base(self) -> nn.Module:
         """Return the upper blocks as they were published."""
-        from transship_suites.small_merge.bodies import upper_blocks
+        from transship_suites.materials.bodies import upper_blocks
 
         return upper_blocks(_encoder(), self.options["blocks"])
 
     def tuned(self, tasks: Sequence[Task]) -> tuple[nn.Module, list[nn.Linear]]:
         """Return the base trained on `tasks`, made once."""
-        from transship_suites.small_merge import bodies, training
+        from transship_suites.materials import bodies, training
 
         names = [task.name for task in tasks]
         settings = {
@@ -74,9 +74,9 @@ class TextBench(Bench):
     def _task(self, name: str) -> Task:
         import torch
 
-        from transship_suites.small_merge.bodies import lower_states
-        from transship_suites.small_merge.texts import load_rows
-        from transship_suites.small_merge.training import Rows, Task
+        from transship_suites.materials.bodies import lower_states
+        from transship_suites.materials.text_tasks import load_rows
+        from transship_suites.materials.training import Rows, Task
 
         texts, digest = load_rows(name, self.options["rows"], self.options["test"])
         blocks, tokens = self.options["blocks"], self.options["tokens"]
@@ -99,7 +99,7 @@ class TextBench(Bench):
 
 @cache
 def _encoder() -> Any:
-    from transship_suites.small_text.encoders import load_encoder
+    from transship_suites.materials.encoders import load_encoder
 
     return load_encoder(MODEL)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites.cross_modal.grids import GRIDS, NEEDS, base, grid_task, proxy
-from transship_suites.cross_modal.rows import (
+from transship_suites.materials.grids import GRIDS, NEEDS, base, grid_task, proxy
+from transship_suites.materials.series import needs
+from transship_suites.materials.small_pictures import NEEDS as PICTURES
+from transship_suites.recraft.rows import (
     CORE,
     OTHERS,
     PAPER,
@@ -19,7 +21,6 @@ from transship_suites.cross_modal.rows import (
     measured,
     rows,
 )
-from transship_suites.cross_modal.tasks import needs
 from transship_suites.runner import (
     Case,
     Claim,
@@ -33,7 +34,6 @@ from transship_suites.runner import (
     cell,
     lowest,
 )
-from transship_suites.small_vision.pictures import NEEDS as PICTURES
 
 BACKBONE = "small ViT"
 POINTS = tuple(name for name in GRIDS if name != "darcy")
@@ -54,7 +54,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one part on one task: all parts of a seed share rows and first weights."""
-    from transship_suites.cross_modal.operator import missing
+    from transship_suites.recraft.operator import missing
 
     name, part = str(case["task"]), str(case["part"])
     own = context.options["variants"][case["variant"]]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites.cross_modal.rows import PAPER, figures, rows
-from transship_suites.paper_setting.adapted import METHODS, ROBERTA, SETTING, SWIN, common_needs, measured
-from transship_suites.paper_setting.hub import data
+from transship_suites.materials.hub import data
+from transship_suites.recraft.paper import METHODS, ROBERTA, SETTING, SWIN, common_needs, measured
+from transship_suites.recraft.rows import PAPER, figures, rows
 from transship_suites.runner import (
     Case,
     Claim,
@@ -135,7 +135,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one method on one task: methods of a seed share rows and first weights."""
-    from transship_suites.paper_setting.targets import array_task
+    from transship_suites.materials.targets import array_task
 
     name, options = str(case["task"]), context.options
     about = options["tasks"][name]

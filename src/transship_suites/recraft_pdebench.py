@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites.cross_modal.rows import PAPER, TITLES, figures, rows
-from transship_suites.paper_setting.adapted import METHODS, ROBERTA, SETTING, SWIN, common_needs, measured
+from transship_suites.recraft.paper import METHODS, ROBERTA, SETTING, SWIN, common_needs, measured
+from transship_suites.recraft.rows import PAPER, TITLES, figures, rows
 from transship_suites.runner import (
     Case,
     Claim,
@@ -109,14 +109,14 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one method on one equation: methods of a seed share rows and first weights."""
-    from transship_suites.paper_setting.targets import pde_task
+    from transship_suites.materials.targets import pde_task
 
     name, options = str(case["task"]), context.options
     about = options["tasks"][name]
     seed = context.seed("rows", name) % 2**32
     task = pde_task(name, about, rows=options["rows"], test=options["test"], seed=seed)
     if case["method"] == "fno":
-        from transship_suites.cross_modal.operator import fourier_operator
+        from transship_suites.recraft.operator import fourier_operator
 
         made = fourier_operator(task, seed=context.seed("fit", name) % 2**31, **options["fno"])
         yield Measurement({"backbone": "none"}, made)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites._packages import packaged_model
-from transship_suites.cross_modal import worth
-from transship_suites.cross_modal.measure import DEFAULT, HYBRID
-from transship_suites.cross_modal.rows import (
+from transship_suites.materials.packages import packaged_model
+from transship_suites.materials.series import FIELDS, UCR, needs, series_task
+from transship_suites.recraft import worth
+from transship_suites.recraft.measure import DEFAULT, HYBRID
+from transship_suites.recraft.rows import (
     CORE,
     PAPER,
     RAW_NAMES,
@@ -24,8 +25,7 @@ from transship_suites.cross_modal.rows import (
     rows,
     worst,
 )
-from transship_suites.cross_modal.series import BACKBONE, FURTHER, LOW, METHODS, SCALES, SECOND
-from transship_suites.cross_modal.tasks import FIELDS, UCR, needs, series_task
+from transship_suites.recraft.scales import BACKBONE, FURTHER, LOW, METHODS, SCALES, SECOND
 from transship_suites.runner import (
     Case,
     Claim,
@@ -61,7 +61,7 @@ def run(case: Case, context: Context) -> Iterator[Measurement]:
 
     The seeds of a variant may take its tasks in turn.
     """
-    from transship_suites.cross_modal.operator import missing
+    from transship_suites.recraft.operator import missing
 
     name, part = str(case["task"]), str(case["part"])
     own, seeds = context.options["variants"][case["variant"]], context.options["seeds"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites.paper_setting.hub import gpu, model
-from transship_suites.paper_setting.pictures import EIGHT, IMAGE_SETS
+from transship_suites.materials.hub import gpu, model
+from transship_suites.materials.image_sets import EIGHT, IMAGE_SETS
 from transship_suites.runner import (
     Case,
     Claim,
@@ -81,7 +81,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one image set between one pair of models."""
-    from transship_suites.paper_setting.transported import Bench
+    from transship_suites.theseus.paper import Bench
 
     yield from Bench(case, context).measured()
 

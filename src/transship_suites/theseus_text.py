@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from transship_suites._packages import packaged_model
+from transship_suites.materials.packages import packaged_model
+from transship_suites.materials.texts import NEEDS
 from transship_suites.runner import (
     Case,
     Claim,
@@ -26,8 +27,7 @@ from transship_suites.runner import (
     cell,
     product,
 )
-from transship_suites.small_text.bench import PUBLISHED, SOURCE, Bench, published
-from transship_suites.small_text.tasks import NEEDS
+from transship_suites.theseus.text import PUBLISHED, SOURCE, Bench, published
 
 # tasks and targets of the claims, those that are shown with one seed, and those of the large scale alone
 MAIN = {"trec": ["granite-small", "minilm-l3"]}

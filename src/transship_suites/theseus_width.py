@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from transship_suites.materials.shifts import SHIFTS
+from transship_suites.materials.small_pictures import NEEDS
 from transship_suites.runner import (
     Case,
     Claim,
@@ -25,10 +27,8 @@ from transship_suites.runner import (
     highest,
     product,
 )
-from transship_suites.small_vision.bench import BASELINES, PAPER_ROLES, Bench
-from transship_suites.small_vision.pictures import NEEDS
-from transship_suites.small_vision.shifts import SHIFTS
-from transship_suites.small_vision.tables import (
+from transship_suites.theseus.small import BASELINES, PAPER_ROLES, Bench
+from transship_suites.theseus.tables import (
     BOUND_ROWS,
     COLUMNS,
     SETTING,

@@ -8,9 +8,9 @@ import pytest
 
 from transship_suites import load_suite
 from transship_suites.embedding_migration import EveryPair
+from transship_suites.otmf.names import OWN, PAPER
 from transship_suites.runner import Claim, Measurement, cell
 from transship_suites.runner.verdict import judge
-from transship_suites.small_merge.names import OWN, PAPER
 
 SEEDS = (0, 1, 2)
 

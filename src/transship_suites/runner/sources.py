@@ -82,8 +82,11 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _room(parts: list[str]) -> set[str]:
-    """Return the folder or module that a name of either package is from; verbs lie one deeper than rooms."""
-    depth = 3 if parts[1:2] == ["verbs"] and len(parts) > 2 else 2
+    """Return the folder or module that a name of either package is from.
+
+    Verbs lie one deeper than rooms, and so do the suites' materials, each of which stands for itself.
+    """
+    depth = 3 if parts[1:2] in (["verbs"], ["materials"]) and len(parts) > 2 else 2
     room = "/".join(parts[:depth])
     if len(parts) > 1 and ((SOURCES / room).is_dir() or (SOURCES / f"{room}.py").is_file()):
         return {room}

@@ -193,7 +193,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setenv("TRANSSHIP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    from transship_suites.paper_setting import pictures
+    from transship_suites.materials import image_sets as pictures
 
     pictures._whole.cache_clear()
     return Hub(tmp_path)

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
+from transship_suites.materials.image_sets import IMAGE_SETS
+from transship_suites.otmf.names import INDIVIDUAL, OTMF
 from transship_suites.otmf_clip import BACKBONES, COUNTS, METHODS, suite
-from transship_suites.paper_setting.pictures import IMAGE_SETS
-from transship_suites.small_merge.names import INDIVIDUAL, OTMF
 
 
 def write_sets(hub, names, rows):
@@ -43,7 +43,7 @@ def write_towers(hub, family, names):
 
 
 def test_every_image_set_is_read_from_the_layout_that_its_need_names(hub):
-    from transship_suites.paper_setting.pictures import class_names, image_rows
+    from transship_suites.materials.image_sets import class_names, image_rows
 
     write_sets(hub, IMAGE_SETS, {"train": 4, "test": 2})
     # as the hub's copy has them: corrupted test pictures, and a second shard of the training rows

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 
+from transship_suites.materials.glue import GLUE, HUB
+from transship_suites.otmf.names import INDIVIDUAL, OTMF
 from transship_suites.otmf_flan_t5 import suite
-from transship_suites.paper_setting.glue import GLUE, HUB
-from transship_suites.small_merge.names import INDIVIDUAL, OTMF
 
 OPTIONS = suite.scales["paper"].options
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from transship_suites.paper_setting.adapted import CIFAR, CONLL
+from transship_suites.recraft.paper import CIFAR, CONLL
 from transship_suites.recraft_nasbench360 import TASKS as ARRAYS
 from transship_suites.recraft_pdebench import TASKS as EQUATIONS
 
@@ -19,8 +19,8 @@ def backbones(hub, tmp_path):
     """Write both backbones and their proxies; return the options that a quick run changes."""
     from transformers import RobertaConfig, RobertaModel, SwinConfig, SwinModel
 
-    from transship_suites.cross_modal import measure
-    from transship_suites.paper_setting import adapted
+    from transship_suites.recraft import measure
+    from transship_suites.recraft import paper as adapted
     from transship_suites.recraft_pdebench import suite
 
     measure._opened.cache_clear()
@@ -68,7 +68,7 @@ def write_equations(hub, names):
 
 
 def test_every_form_of_pdebench_gives_first_and_late_frames(hub):
-    from transship_suites.paper_setting.targets import _frames
+    from transship_suites.materials.targets import _frames
 
     names = ("Advection", "Navier-Stokes", "Darcy", "Diffusion-reaction 2D", "Diffusion-reaction 1D")
     write_equations(hub, names)

@@ -80,7 +80,7 @@ def open_clip(hub, name: str) -> OpenClip:
 
 
 def test_a_model_of_open_clip_says_the_same_in_transformers(hub):
-    from transship_suites.paper_setting.clip import load_clip
+    from transship_suites.materials.clip import load_clip
 
     theirs, ours = open_clip(hub, "some/wide"), load_clip("some/wide")
     pixels = torch.randn(3, 3, 16, 16)

@@ -1,0 +1,1 @@
+"""What the suites of IRP share: how encoders are stitched to heads."""

@@ -1,0 +1,1 @@
+"""What is measured of an index whose embedding model changes."""

@@ -1,0 +1,212 @@
+"""What a merged body is worth while models arrive: accuracy per step, task and kind of head."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from transship.verbs.merge.fusion.evaluate import Quality, StepReport, accuracy, quality, shift
+from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry
+from transship_suites.materials.bodies import wide
+from transship_suites.materials.training import encode
+from transship_suites.otmf.heads import Known, fitted, label_heads, polished
+from transship_suites.otmf.names import (
+    CARRIED,
+    FEW,
+    HEADS,
+    JOINT_HEADS,
+    ONCE,
+    PAPER,
+    POLISHED,
+    PRIORS,
+    TUNED,
+    WIDE,
+    WIDE_POLISHED,
+)
+
+REFRESHED = (TUNED, CARRIED, POLISHED)
+# when tasks are measured: at arrival and in the end, after every step, in the end only
+Measured = Literal["arrivals", "steps", "end"]
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A fine-tuned model, its head, and the inputs that it brings.
+
+    Attributes:
+        name: of the task.
+        model: its body.
+        head: the head it was fine-tuned with.
+        known: a quarter of its training inputs, with labels (for tuned heads only) and its own logits.
+        test: inputs.
+        test_labels: classes.
+    """
+
+    name: str
+    model: nn.Module
+    head: LinearHead
+    known: Known
+    test: Tensor
+    test_labels: Tensor
+
+    def accuracy(self, body: Callable[[Tensor], Tensor], head: LinearHead) -> float:
+        """Return the accuracy of a head on a body's features of the test inputs."""
+        return accuracy(head(encode(body, self.test)), self.test_labels)
+
+
+class View:
+    """The tasks as one body sees them: features are read and heads fitted when first asked for, then kept.
+
+    It holds for as long as the body keeps its weights. `read` gives its features.
+    """
+
+    def __init__(self, body: nn.Module, read: Callable[[nn.Module, Tensor], Tensor] = encode) -> None:
+        self.body, self.read = body, read
+        self._features: dict[tuple[str, str], Tensor] = {}
+        self._heads: dict[tuple[str, str], LinearHead] = {}
+
+    def known(self, arrival: Arrival) -> Tensor:
+        """Return the features of a task's known inputs."""
+        return self._read("known", arrival.name, arrival.known.inputs)
+
+    def test(self, arrival: Arrival) -> Tensor:
+        """Return the features of a task's test inputs."""
+        return self._read("test", arrival.name, arrival.test)
+
+    def head(self, kind: str, arrival: Arrival) -> LinearHead:
+        """Return a task's head of a kind that is fitted to this body."""
+        key = kind, arrival.name
+        if key not in self._heads:
+            features, known = self.known(arrival), arrival.known
+            if kind == POLISHED:
+                self._heads[key] = polished(self.head(CARRIED, arrival), features, known)
+            else:
+                self._heads[key] = fitted(kind, features, known, arrival.head)
+        return self._heads[key]
+
+    def accuracy(self, arrival: Arrival, head: LinearHead) -> float:
+        """Return a head's accuracy on the test inputs of its task."""
+        return accuracy(head(self.test(arrival)), arrival.test_labels)
+
+    def _read(self, part: str, name: str, inputs: Tensor) -> Tensor:
+        if (part, name) not in self._features:
+            self._features[part, name] = self.read(self.body, inputs)
+        return self._features[part, name]
+
+
+def follow(
+    arrivals: Sequence[Arrival],
+    bodies: Iterable[nn.Module | View],
+    *,
+    measured: Measured = "arrivals",
+    kinds: Sequence[str] = HEADS,
+) -> dict[str, Quality]:
+    """Return ACC, BWT and accuracies of the merged body along the arrivals, for every kind of head.
+
+    The paper's schedule tunes the head of the task before the newest one, once, and never the last one's. A
+    body that is given as one View at every step is read once.
+    """
+    return followed(arrivals, bodies, measured=measured, kinds=kinds)[0]
+
+
+def followed(
+    arrivals: Sequence[Arrival],
+    bodies: Iterable[nn.Module | View],
+    *,
+    measured: Measured = "arrivals",
+    kinds: Sequence[str] = HEADS,
+) -> tuple[dict[str, Quality], View]:
+    """Return what `follow` does, and the last body as it was seen."""
+    kept: dict[str, dict[int, LinearHead]] = {PAPER: {}, ONCE: {}}
+    history: list[StepReport] = []
+    last = len(arrivals) - 1
+    for step, body in enumerate(bodies):
+        view = _view(body)
+        report = StepReport(step + 1, arrivals[step].name, {kind: {} for kind in kinds})
+        if step > 0 and PAPER in kinds:
+            kept[PAPER][step - 1] = view.head(TUNED, arrivals[step - 1])
+        if ONCE in kinds:
+            kept[ONCE][step] = view.head(CARRIED, arrivals[step])
+        for task in _measured_tasks(step, last, measured):
+            arrival = arrivals[task]
+            for kind in kinds:
+                fresh = kind in REFRESHED
+                head = view.head(kind, arrival) if fresh else kept.get(kind, {}).get(task, arrival.head)
+                report.accuracy[kind][arrival.name] = view.accuracy(arrival, head)
+        history.append(report)
+    names = [arrival.name for arrival in arrivals]
+    found = {kind: quality(history, names, kind) for kind in kinds}
+    return {kind: one for kind, one in found.items() if one is not None}, view
+
+
+def _measured_tasks(step: int, last: int, measured: Measured) -> Sequence[int]:
+    if step == last or measured == "steps":
+        return range(step + 1)
+    return (step,) if measured == "arrivals" else ()
+
+
+def _view(body: nn.Module | View) -> View:
+    return body if isinstance(body, View) else View(body)
+
+
+def final_accuracies(
+    arrivals: Sequence[Arrival], body: nn.Module | View, kinds: Sequence[str] = JOINT_HEADS
+) -> dict[str, float]:
+    """Return the mean accuracy over tasks of a body that has no history, by kind of head."""
+    view, sums = _view(body), dict.fromkeys(kinds, 0.0)
+    for arrival in arrivals:
+        for kind in kinds:
+            head = view.head(kind, arrival) if kind in REFRESHED else arrival.head
+            sums[kind] += view.accuracy(arrival, head) / len(arrivals)
+    return sums
+
+
+def label_head_accuracies(arrivals: Sequence[Arrival], view: View) -> dict[str, float]:
+    """Return the mean accuracy over tasks of each head that labels can train on one body."""
+    sums: dict[str, float] = {}
+    for arrival in arrivals:
+        for name, head in label_heads(view.known(arrival), arrival.known, arrival.head).items():
+            sums[name] = sums.get(name, 0.0) + view.accuracy(arrival, head) / len(arrivals)
+    return sums
+
+
+def wide_accuracies(arrivals: Sequence[Arrival], body: nn.Module) -> dict[str, float]:
+    """Return the mean accuracy over tasks of heads carried onto features of several blocks."""
+    sums: dict[str, float] = {}
+    for arrival in arrivals:
+        features, test = (encode(wide(body), inputs) for inputs in (arrival.known.inputs, arrival.test))
+        carried = fitted(CARRIED, features, arrival.known, arrival.head)
+        heads = {WIDE: carried, WIDE_POLISHED: polished(carried, features, arrival.known)}
+        for name, head in heads.items():
+            found = accuracy(head(test), arrival.test_labels)
+            sums[name] = sums.get(name, 0.0) + found / len(arrivals)
+    return sums
+
+
+def few_accuracies(arrivals: Sequence[Arrival], view: View) -> dict[tuple[int | str, str], float]:
+    """Return the mean accuracy of heads carried on few inputs, shrunk to zero or to the task's own head."""
+    sums: dict[tuple[int | str, str], float] = {}
+    for arrival in arrivals:
+        features = view.known(arrival)
+        for (label, count), (name, settings) in itertools.product(FEW.items(), PRIORS.items()):
+            some, logits = features[:count], arrival.known.logits[:count]
+            head = carry(some, logits, arrival.head, HeadSettings(**settings))
+            found = view.accuracy(arrival, head) / len(arrivals)
+            sums[label, name] = sums.get((label, name), 0.0) + found
+    return sums
+
+
+def mean_shift(arrivals: Sequence[Arrival], view: View) -> tuple[float, float]:
+    """Return the mean over tasks of Δ (Eqs. 1–2) and of the Sinkhorn divergence, on the tasks' inputs."""
+    shifts = []
+    for arrival in arrivals:
+        own = arrival.known.features
+        assert own is not None, "a shift is against the features of the task's own model"
+        shifts.append(shift(view.known(arrival), own))
+    mean = torch.tensor(shifts, dtype=torch.float64).mean(0)
+    return float(mean[0]), float(mean[1])

@@ -1,0 +1,1 @@
+"""What the suites of THESEUS share: rows and columns, and how a transport is measured."""
