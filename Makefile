@@ -8,11 +8,12 @@ export TOKENIZERS_PARALLELISM := false
 # modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-kernels tutorials lint docs bench peers clean
+.PHONY: help setup demo test test-kernels test-places tutorials lint docs bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test but the tutorials"
 	@echo "make test-kernels  run the tests with the kernels of other processors, with one and two threads: six times as long"
+	@echo "make test-places  run what touches the machine without a home, git, a browser, UTF-8 and a second core"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
 	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
@@ -44,6 +45,9 @@ test: setup
 test-kernels: setup
 	@scripts/chromium || true
 	$(BIN)/python scripts/kernels.py
+
+test-places: setup
+	$(BIN)/python scripts/places.py
 
 tutorials: setup
 	$(BIN)/pytest -m tutorial --durations 5

@@ -80,6 +80,16 @@ def test_words_are_compared_exactly_and_numbers_by_their_kind(examples, page, pr
     assert examples.agree([page], [printed]) is same
 
 
+def test_the_spread_of_figures_is_told_in_points_and_in_parts_of_their_size(examples):
+    one, other = (
+        ["read 94.4% in 3.1 s", "norm 2.00 of 5", "one"],
+        ["read 90.4% in 9 s", "norm 2.50 of 5", "two"],
+    )
+    apart = examples.differences(one, other)
+    assert apart["points"] == pytest.approx(4.0)
+    assert apart["share"] == pytest.approx(0.25)
+
+
 def test_lines_may_be_left_out_where_the_page_says_so(examples):
     assert examples.agree(["a", "…", "d"], ["a", "b", "c", "d"])
     assert not examples.agree(["a", "…", "d"], ["a", "b", "c"])
