@@ -85,9 +85,10 @@ def environment(folder: Path) -> dict[str, str]:
 
 def written(since: float) -> list[str]:
     """Return the files of the checkout that are newer than a time, but for caches of tools."""
-    files = (Path(at) / name for at, _, names in os.walk(ROOT) for name in names)
-    ours = (file for file in files if not {".git", ".venv", "__pycache__", ".mypy_cache"} & set(file.parts))
-    return sorted(str(file.relative_to(ROOT)) for file in ours if file.lstat().st_mtime > since)
+    files = [(Path(at) / name).relative_to(ROOT) for at, _, names in os.walk(ROOT) for name in names]
+    caches = (".", "__pycache__")
+    ours = [file for file in files if not any(part.startswith(caches) for part in file.parts)]
+    return sorted(str(file) for file in ours if (ROOT / file).lstat().st_mtime > since)
 
 
 def main() -> None:

@@ -221,9 +221,9 @@ def test_a_page_is_written_whole_and_never_over_another_unasked(tmp_path: Path):
     assert stat.S_IMODE(target.stat().st_mode) & 0o600 == 0o600
     with pytest.raises(OutputError, match=r"report.html: it exists already; pass --force"):
         html.write(page_of("two"), target)
-    assert "<h1>one</h1>" in target.read_text()
+    assert "<h1>one</h1>" in target.read_text(encoding="utf-8")
     html.write(page_of("two"), target, force=True)
-    assert "<h1>two</h1>" in target.read_text()
+    assert "<h1>two</h1>" in target.read_text(encoding="utf-8")
     assert [path.name for path in target.parent.iterdir()] == ["report.html"]
 
 
@@ -239,7 +239,7 @@ def test_a_write_that_fails_leaves_the_old_page_and_nothing_beside_it(
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OutputError, match="cannot be put in place"):
         html.write(page_of("new"), target, force=True)
-    assert "<h1>old</h1>" in target.read_text()
+    assert "<h1>old</h1>" in target.read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
