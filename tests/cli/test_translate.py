@@ -55,7 +55,7 @@ def test_a_map_is_fitted_checked_planned_and_applied(stores: tuple[str, str], tm
         "irp",
         "old model alone",
         "chosen:",
-        "score thresholds",
+        "score threshold of the old model",
         "LazyIndex",
     ):
         assert said in done.output

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from transship.cli._translate_text import print_fit, print_plan
 from transship.cli.options import (
     device_options,
     engine_options,
@@ -18,6 +17,7 @@ from transship.cli.options import (
     output_options,
     print_json,
     seed_option,
+    show,
 )
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
@@ -105,7 +105,6 @@ def fit(
     **settings: Any,
 ) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
-    from transship.report import html
     from transship.verbs.translate import Columns, FitSettings, JudgedFiles, fit_map
 
     if relevance is not None and queries is None:
@@ -122,13 +121,8 @@ def fit(
         memory=MemoryBudget.parse(memory),
         progress=Bars(),
     )
-    if report is not None:
-        page = fitted.page(" ".join(["transship", *sys.argv[1:]]))
-        html.write(page, report, force=settings["force"])
-    if as_json:
-        print_json(fitted.summary())
-    else:
-        print_fit(fitted)
+    page = fitted.page(" ".join(["transship", *sys.argv[1:]]))
+    show(page, as_json=as_json, report=report, force=settings["force"])
 
 
 @command.command("check", epilog="Example: transship translate check map old.parquet new.parquet")
@@ -170,14 +164,7 @@ def check(
             engine=workers,
             memory=MemoryBudget.parse(memory),
         )
-    if as_json:
-        print_json(checked.summary())
-        return
-    quality = checked.quality
-    click.echo(f"on {checked.pairs:,} pairs, document to document:")
-    click.echo(f"  recall@{quality.k}  {quality.recall:.3f}   (old index alone {checked.old_alone:.3f})")
-    click.echo(f"  own row found  {quality.twin_recall:.3f}")
-    click.echo(f"  cosine  {quality.cosine:.3f}")
+    show(checked.page(), as_json=as_json)
 
 
 @command.command("plan", epilog="Example: transship translate plan map vectors.parquet moved.parquet")
@@ -206,7 +193,7 @@ def plan(
     if as_json:
         print_json(asdict(planned))
     else:
-        print_plan(planned, source, target)
+        click.echo(f"{source} → {target}: {planned}")
 
 
 @command.command("apply", epilog="Example: transship translate apply map vectors.parquet moved.parquet")
@@ -240,7 +227,7 @@ def apply(
             "memory": MemoryBudget.parse(memory),
         }
         if saved.direction == "index":
-            print_plan(plan_apply(saved, source, target, **settings), source, target, err=True)
+            click.echo(f"{source} → {target}: {plan_apply(saved, source, target, **settings)}", err=True)
         last = _watch(apply_map(saved, source, target, **settings, force=force, engine=workers), "rows")
     if as_json:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transship.errors import DataError, OptionError
-from transship.numerics import MemoryBudget
+from transship.numerics import MemoryBudget, format_bytes
 from transship.types import Array
 from transship.verbs.translate.artifact import SavedMap
 from transship.verbs.translate.engines import Engine, LocalEngine
@@ -27,7 +27,6 @@ from transship.verbs.translate.stores import (
     place,
     store,
 )
-from transship.verbs.translate.stores.faiss_file import write_query_index
 from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter, SplitSource
 from transship.verbs.translate.vectors import check_finite, check_zero
 
@@ -58,6 +57,15 @@ class ApplyPlan:
     memory: int
     done: int
     unit: bool
+
+    def __str__(self) -> str:
+        """Return it as people read it."""
+        narrow, wide = self.widths
+        return (
+            f"{self.rows:,} rows, {narrow} → {wide} wide, {format_bytes(self.bytes_in)} read, "
+            f"{format_bytes(self.bytes_out)} written, about {self.seconds:.0f} CPU seconds, "
+            f"{format_bytes(self.memory)} of memory{', unit length' if self.unit else ''}"
+        )
 
 
 def plan_apply(
@@ -151,7 +159,8 @@ def apply_map(
 def apply_to_queries(saved: SavedMap, reference: str, target: str, *, force: bool) -> Iterator[RowsDone]:
     """Put a linear map before a FAISS index, so that it takes queries of the new model."""
     index, goal = place(reference), place(target)
-    if index.kind != "faiss" or goal.kind != "faiss":
+    write = getattr(store(index), "write_query_index", None)
+    if write is None or goal.kind != index.kind:
         raise DataError(
             "a query map leaves the rows as they are",
             where=saved.path,
@@ -167,7 +176,7 @@ def apply_to_queries(saved: SavedMap, reference: str, target: str, *, force: boo
     matrix, bias = affine
     # where queries do better without the mean of the old rows, it is left out
     mean = 0.0 if saved.about.get("keep_mean", True) else saved.translator.target_mean_
-    rows = write_query_index(index, goal, matrix, bias - mean, force=force)
+    rows = write(index, goal, matrix, bias - mean, force=force)
     yield RowsDone(rows, rows)
 
 

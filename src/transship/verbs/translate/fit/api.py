@@ -15,6 +15,7 @@ from transship.atomic import check_target
 from transship.errors import DataError
 from transship.numerics import MemoryBudget
 from transship.progress import Progress, quiet
+from transship.report import Block, Facts, KeyFigure, KeyFigures, Page, Section
 from transship.verbs.translate.artifact import load_map, save_map
 from transship.verbs.translate.engines import Engine
 from transship.verbs.translate.fit.fitting import MapFit, check_pairs, fit_pairs
@@ -44,9 +45,19 @@ class MapCheck:
     old_alone: float
     pairs: int
 
-    def summary(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
-        return {**self.quality.to_dict(), "old_alone": self.old_alone, "pairs": self.pairs}
+    def page(self) -> Page:
+        """Return what `transship translate check` says."""
+        quality = self.quality
+        facts = {**quality.to_dict(), "old_alone": self.old_alone, "pairs": self.pairs}
+        figures = [
+            KeyFigure(
+                f"recall@{quality.k}", f"{quality.recall:.3f}", f"old index alone {self.old_alone:.3f}"
+            ),
+            KeyFigure("own row found", f"{quality.twin_recall:.3f}"),
+            KeyFigure("cosine", f"{quality.cosine:.3f}"),
+        ]
+        blocks: list[Block] = [Facts(facts, shown=False), KeyFigures(figures)]
+        return Page("", f"on {self.pairs:,} pairs, document to document:", [Section("", blocks)])
 
 
 def fit_map(

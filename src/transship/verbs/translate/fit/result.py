@@ -11,6 +11,7 @@ import numpy as np
 from transship.report import (
     Block,
     Column,
+    Facts,
     Figure,
     KeyFigure,
     KeyFigures,
@@ -66,24 +67,21 @@ class FittedMap:
         advice = [Text(line, tone="note" if number else "plain") for number, line in enumerate(fit.advice)]
         left_out = [Text(line, tone="note") for line in fit.left_out]
         scores = [_key_figures(fit), _methods(fit), *left_out, *_query_side(fit), *_curves(fit)]
-        spaces = [
-            _norms(source, moved, target),
-            *_projections(source, moved, target),
-            _overlap(moved, target),
-        ]
+        spaces = [_norms(source, moved, target), *_projections(source, moved, target)]
         return [
+            Section("Figures", [Facts(self.summary(), shown=False), *scores, _thresholds(fit)]),
             Section("What to do", advice),
-            Section("Figures", [*scores, _thresholds(fit)]),
-            Section("Spaces", spaces),
-            Section("Worst rows", [_worst(pairs.ids, moved, target), *_wrong(fit)]),
+            Section("Spaces", [*spaces, _overlap(moved, target)], detail=True),
+            Section("Worst rows", [_worst(pairs.ids, moved, target), *_wrong(fit)], detail=True),
         ]
 
     def page(self, command: str = "") -> Page:
         """Return the page of `transship translate fit`."""
         fit, about, quality = self.fit, self.saved.about, self.fit.chosen.forecast
         summary = (
-            f"{fit.why}. Forecast, document to document: {quality.recall:.0%} of the native top {quality.k} "
-            f"among translated rows; the old index left alone has {fit.old_alone:.0%}."
+            f"{fit.pairs:,} pairs; chosen: {fit.why}. Forecast, document to document: {quality.recall:.0%} "
+            f"of the native top {quality.k} among translated rows; the old index left alone has "
+            f"{fit.old_alone:.0%}. Map {self.saved.hash[:8]} in {self.saved.path}."
         )
         provenance = Provenance(
             command=command,
@@ -120,53 +118,42 @@ def _query_side(fit: MapFit) -> list[Block]:
 
 def _key_figures(fit: MapFit) -> KeyFigures:
     forecast, held = fit.chosen.forecast, fit.chosen.held_out
-    return KeyFigures(
-        [
-            KeyFigure(
-                "Forecast recall",
-                forecast.recall,
-                f"top {forecast.k} of {forecast.gallery:,} rows, left out one by one",
-            ),
-            KeyFigure("Held-out recall", held.recall, f"among {held.gallery:,} rows that were set aside"),
-            KeyFigure("Old index alone", fit.old_alone, "agreement of the old model with the new"),
-            KeyFigure("Own row found", forecast.twin_recall, "a native row finds its translated twin first"),
-            KeyFigure("Wrong pairs", fit.pairing.share, "share that does not belong together"),
-        ]
-    )
+    gallery = f"top {forecast.k} of {forecast.gallery:,} rows"
+    shares = {
+        "Forecast recall": (
+            forecast.recall,
+            f"{gallery}, left out one by one",
+        ),
+        "Held-out recall": (held.recall, f"among {held.gallery:,} rows that were set aside"),
+        "Old index alone": (fit.old_alone, "agreement of the old model with the new"),
+        "Own row found": (forecast.twin_recall, "a native row finds its translated twin first"),
+        "Wrong pairs": (fit.pairing.share, "share that does not belong together"),
+    }
+    return KeyFigures([KeyFigure(name, f"{share:.1%}", note) for name, (share, note) in shares.items()])
 
 
 def _methods(fit: MapFit) -> Table:
+    judged = fit.ndcg_native is not None
+    names = ["forecast recall", "held-out recall", "forecast cosine", "own row found"]
+    heads = [Column(name, 3, "max" if name.endswith("recall") else None) for name in names]
     columns: list[str | Column] = [
         "method",
-        Column("forecast recall", 3, "max"),
-        Column("held-out recall", 3, "max"),
-        Column("forecast cosine", 3),
-        Column("held-out cosine", 3),
-        Column("own row found", 3),
-        Column("nDCG", 3),
-        Column("nDCG fused", 3),
-        Column("CPU seconds", 2),
+        *heads,
+        *([Column("nDCG", 3), Column("nDCG fused", 3)] if judged else []),
     ]
-    rows: list[list[Any]] = [
-        [
-            f"{trial.name}{' (variance restored)' if trial.restored else ''}",
-            trial.forecast.recall,
-            trial.held_out.recall,
-            trial.forecast.cosine,
-            trial.held_out.cosine,
-            trial.forecast.twin_recall,
-            trial.ndcg,
-            trial.fused,
-            trial.seconds,
-        ]
-        for trial in fit.trials
-    ]
-    rows.append(["old model alone", fit.old_alone, None, None, None, None, fit.ndcg_old, None, None])
-    if fit.ndcg_native is not None:
-        rows.append(["everything re-embedded", 1.0, None, None, None, None, fit.ndcg_native, None, None])
+    rows: list[list[Any]] = []
+    for trial in fit.trials:
+        forecast, held = trial.forecast, trial.held_out
+        figures = [forecast.recall, held.recall, forecast.cosine, forecast.twin_recall]
+        name = f"{trial.name} (variance restored)" if trial.restored else trial.name
+        rows.append([name, *figures, trial.ndcg, trial.fused, trial.seconds])
+    nothing = [None] * 3
+    rows.append(["old model alone", fit.old_alone, *nothing, fit.ndcg_old, None, None])
+    if judged:
+        rows.append(["everything re-embedded", 1.0, *nothing, fit.ndcg_native, None, None])
     return Table(
-        columns,
-        rows,
+        [*columns, Column("CPU seconds", 2)],
+        [row if judged else [*row[:5], row[7]] for row in rows],
         "Every method on rows that it did not see; a forecast leaves out one row at a time, or folds.",
     )
 
