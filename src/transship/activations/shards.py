@@ -14,6 +14,7 @@ from transship import parallel
 from transship.activations.batches import Numbered
 from transship.activations.state import SavedState, Sums, digest_of
 from transship.geometry import Moments
+from transship.geometry.moments import COMPARED_ROWS
 
 # Products of fewer rows cost more to add up than to make; more would leave processes without work.
 UNIT_ROWS = 512
@@ -119,3 +120,7 @@ def sum_moments(moments: dict[str, Moments]) -> None:
     parallel.add_up([numbers, *(tensor for one in ordered for tensor in one.tensors())])
     for one, (count, inexact) in zip(ordered, numbers.tolist(), strict=True):
         one.count, one.exact = count, not inexact
+    seen = parallel.gather([one.marks for one in ordered])
+    for one, marks in zip(ordered, zip(*seen, strict=True), strict=True):
+        present = [part for part in marks if part is not None]
+        one.marks = torch.cat(present)[:COMPARED_ROWS] if present else None

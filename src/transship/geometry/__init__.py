@@ -19,7 +19,7 @@ from transship.geometry.metrics import (
 )
 from transship.geometry.moments import Moments, load_moments, save_moments
 from transship.geometry.polar import Polar, polar
-from transship.geometry.ridge import LeaveOneOut, gcv, ridge, ridge_loo
+from transship.geometry.ridge import LeaveOneOut, gcv, ridge, ridge_loo, ridge_of
 from transship.geometry.similarity import CkaAccumulator, alignment_residual, cka, procrustes_distance
 from transship.geometry.sinkhorn import (
     Divergence,
@@ -64,6 +64,7 @@ __all__ = [
     "relative_error",
     "ridge",
     "ridge_loo",
+    "ridge_of",
     "save_moments",
     "sinkhorn",
     "sinkhorn_cost",

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from transship.errors import DataError, NumericalError, OptionError
 from transship.geometry.storage import read_arrays, write_arrays
+from transship.geometry.twins import PROJECTIONS, distinct, prints
 from transship.numerics import chunks
 
 Part = Literal["aa", "bb", "ab"]
@@ -31,6 +32,8 @@ FORMAT, VERSION = "transship.moments", 1
 CHUNK_ROWS = 4096
 # Columns per panel of a symmetric product: only the panels on and above the diagonal are multiplied.
 PANEL = 256
+# Rows that are looked at for being equal: where many more are added than a map has inputs, their share tells.
+COMPARED_ROWS = 4096
 
 
 @dataclass(eq=False)
@@ -47,6 +50,7 @@ class Moments:
         bb: Σ w b bᵀ, or None.
         ab: Σ w a bᵀ, or None.
         exact: whether every product so far was taken in float64.
+        marks: what the first rows are known again by, of both sides; None where nobody looked.
         name: the site, for messages.
     """
 
@@ -59,6 +63,7 @@ class Moments:
     bb: Float[Tensor, "b b"] | None = None
     ab: Float[Tensor, "a b"] | None = None
     exact: bool = True
+    marks: Float[Tensor, "compared projections"] | None = None
     name: str = field(default="moments", kw_only=True)
 
     @classmethod
@@ -120,6 +125,13 @@ class Moments:
         return torch.finfo(torch.float64 if self.exact else torch.float32).eps
 
     @property
+    def distinct(self) -> float:
+        """How many of `count` are different rows of the side a, as the share among the first of them."""
+        if self.marks is None or not len(self.marks):
+            return self.count
+        return self.count * (distinct(self.marks[:, :PROJECTIONS]) / len(self.marks))
+
+    @property
     def nbytes(self) -> int:
         """The bytes of all accumulators: known before the first row."""
         return sum(part.nbytes for part in self.tensors())
@@ -161,12 +173,19 @@ class Moments:
         if not (math.isfinite(float(sum_a.sum())) and math.isfinite(float(sum_b.sum()))):
             raise _not_finite(self.name)
         self.count += float(a.shape[0] if weights is None else weights.double().sum())
+        if self.marks is None or len(self.marks) < COMPARED_ROWS:
+            first = COMPARED_ROWS - (0 if self.marks is None else len(self.marks))
+            self._mark(torch.cat([prints(a[:first]), prints(b[:first])], dim=1))
         self.sum_a += sum_a
         self.sum_b += sum_b
         self._add_side(self.aa, self.square_a, weighted_a, a)
         self._add_side(self.bb, self.square_b, weighted_b, b)
         if self.ab is not None:
             self.ab += weighted_a.T @ b
+
+    def _mark(self, marks: Tensor | None) -> None:
+        if marks is not None:
+            self.marks = marks if self.marks is None else torch.cat([self.marks, marks])[:COMPARED_ROWS]
 
     @staticmethod
     def _add_side(second: Tensor | None, squares: Tensor, weighted: Tensor, rows: Tensor) -> None:
@@ -190,6 +209,7 @@ class Moments:
             )
         self.exact = self.exact and other.exact
         self.count += other.count
+        self._mark(other.marks)
         for name in ("sum_a", "sum_b", "square_a", "square_b", *self.parts):
             getattr(self, name).add_(getattr(other, name))
         return self
@@ -218,6 +238,7 @@ class Moments:
             self.square_a * factor,
             self.square_b * factor,
             exact=self.exact,
+            marks=self.marks,
             name=self.name,
         )
         for part in self.parts:
@@ -240,6 +261,7 @@ class Moments:
             self.aa,
             None if self.ab is None else self.ab.T,
             self.exact,
+            None if self.marks is None else self.marks.roll(PROJECTIONS, dims=1),
             name=self.name,
         )
 
@@ -314,6 +336,9 @@ def save_moments(path: str | Path, moments: dict[str, Moments]) -> None:
             place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
             keys[part] = seen.setdefault(place, f"{number}.{part}")
             arrays.setdefault(keys[part], tensor)
+        if one.marks is not None:
+            keys["marks"] = f"{number}.marks"
+            arrays[keys["marks"]] = one.marks
         index[name] = {"count": one.count, "exact": one.exact, "arrays": keys}
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "index": json.dumps(index)})
 

@@ -4,6 +4,7 @@ W = (S_xx + λI)⁻¹ S_xy. With S_xx = V diag(E) Vᵀ and B = Vᵀ S_xy every �
 λ)).
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.errors import DataError, NumericalError, OptionError
+from transship.errors import DataError, NumericalError, OptionError, TransshipWarning
 from transship.geometry.maps import LinearMap
 from transship.geometry.moments import Moments
 from transship.geometry.spectral import Spectrum, spectrum
+from transship.geometry.twins import groups, prints
 
 # λ / mean variance of the source
 STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 4) for power in range(-24, 9))
+# A mean squared error of this share of the variance is rounding: the fit is exact, and any small λ will do.
+EXACT = 1e-8
+# The score still falls at the end of the grid where it is below this share of the score a decade within.
+STILL_FALLING, DECADE = 0.9, 4
+# The strength where a single row leaves nothing to choose by.
+ONE_ROW = 1.0
 
 
 def ridge(
@@ -31,8 +39,9 @@ def ridge(
     """Return the ridge map of λ = strength × mean eigenvalue of S_xx (× 1 if not `relative`).
 
     Without a strength, the one of `strengths` with the least GCV is taken:
-    GCV(λ) = RSS / (1 − df/n)², RSS = tr S_yy − Σ_j ‖B_j‖² (E_j + 2λ)/(E_j + λ)², df = Σ E/(E + λ) (+ 1 if
-    centred).
+    GCV(λ) = RSS / (1 − df/r)², RSS = tr S_yy − Σ_j ‖B_j‖² (E_j + 2λ)/(E_j + λ)², df = Σ E/(E + λ) (+ 1 if
+    centred), with r different rows. A row that occurs twice is interpolated as one: counted as two it would
+    leave a degree of freedom where there is no residual, and the score of an interpolation would be zero.
 
     Args:
         moments: `aa` and `ab`.
@@ -52,6 +61,7 @@ def ridge(
         scores = gcv(used, strengths, unit=unit, centre=centre, _found=(found, projected))
         best = int(scores.argmin())
         strength, details["gcv"] = float(strengths[best]), float(scores[best])
+        details |= _at_the_end(scores, strengths, float(used.square_b.sum()), moments.name)
     _check_strength(strength, moments.name)
     penalty = strength * unit
     details |= {"strength": strength, "lambda": penalty}
@@ -73,20 +83,20 @@ def gcv(
         found = spectrum(centred.part("aa"), precision=centred.precision, where=centred.name)
         _found = found, found.vectors.T @ centred.part("ab")
     values, energies = _found[0].values, _found[1].square().sum(1)
-    total, scores = centred.square_b.sum(), []
+    total, rows, scores = centred.square_b.sum(), centred.distinct, []
     for strength in strengths:
         penalty = strength * unit
         _check_strength(strength, centred.name)
         shrunk = _shrunk_inverse(_found[0], penalty)
         residual = (total - (energies * (values + 2 * penalty) * shrunk.square()).sum()).clamp_min(0.0)
         freedom = float((values * shrunk).sum()) + (1.0 if centre else 0.0)
-        slack = 1.0 - freedom / centred.count
+        slack = 1.0 - freedom / rows
         # as many degrees of freedom as rows: the fit interpolates, and says nothing about other rows
         scores.append(residual / slack**2 if slack > 1e-9 else residual.new_tensor(torch.inf))
     result = torch.stack(scores)
     if not bool(torch.isfinite(result).any()):
         raise NumericalError(
-            f"{centred.count:.0f} rows leave no degree of freedom at any λ",
+            f"{rows:.0f} different rows leave no degree of freedom at any λ",
             where=centred.name,
             fix="collect more rows, or give a larger strength",
         )
@@ -101,7 +111,8 @@ class LeaveOneOut:
         map: fitted on all rows with the best λ.
         penalty: that λ.
         errors: the mean squared leave-one-out error of every λ.
-        predictions: for each row, the prediction of the map fitted on the other rows at the best λ.
+        predictions: for each row, the prediction of the map fitted on the other rows at the best λ. Rows that
+            are equal to it are left out with it: they would tell their own answer.
     """
 
     map: LinearMap
@@ -120,8 +131,10 @@ def ridge_loo(
     """Return ridge with the λ of least exact leave-one-out error, without refitting.
 
     With Z = X V and leverages h_i = 1/n + Σ_j Z_ij² / (E_j + λ) (without 1/n if not centred), the error at a
-    row left out is (y_i − ŷ_i) / (1 − h_i). Works in float64 and through the narrower of the two Gram
-    matrices; between the λ of a grid the errors of float32 rows are compared in float32.
+    row left out is e_i / (1 − h_i), e = y − ŷ. Equal rows, m of them, are left out together: e_i + h_i Σ e /
+    (1 − m h_i) (scikit-learn leaves out one of them, which the others then answer for). Works in float64 and
+    through the narrower of the two Gram matrices; between the λ of a grid the errors of float32 rows are
+    compared in float32.
 
     Args:
         x: source rows, in memory.
@@ -133,6 +146,7 @@ def ridge_loo(
         raise DataError(f"{x.shape[0]} rows cannot leave one out", where="ridge_loo", fix="give two or more")
     single = x.dtype == y.dtype == torch.float32
     x, y, count = x.detach().double(), y.detach().double(), x.shape[0]
+    twins = groups(prints(x)).to(x.device)
     mean_x, mean_y = x.mean(0), y.mean(0)
     if centre:
         x, y = x - mean_x, y - mean_y
@@ -144,9 +158,9 @@ def ridge_loo(
 
     def left_out(penalty: float, scores: Tensor, projected: Tensor, y: Tensor) -> Tensor:
         shrunk = 1.0 / (values + penalty)
-        leverage = (squares @ shrunk + intercept).clamp_max(1.0 - 1e-12)
+        leverage = squares @ shrunk + intercept
         fitted = scores @ (shrunk[:, None] * projected).to(scores.dtype)
-        return (y - fitted) / (1.0 - leverage).to(y.dtype)[:, None]
+        return _left_out(y - fitted, leverage, twins)
 
     for penalty in grid:
         _check_strength(penalty, "ridge_loo")
@@ -155,12 +169,66 @@ def ridge_loo(
         coarse = (scores.float(), projected, y.float())
     errors = torch.stack([left_out(penalty, *coarse).square().mean().double() for penalty in grid])
     best = grid[int(errors.argmin())]
+    end = _at_the_end(errors, grid, float((y if centre else y - mean_y).square().mean()), "ridge_loo")
     matrix = vectors @ (projected / (values + best)[:, None])
     means = (mean_x, mean_y) if centre else (None, None)
-    details = {"lambda": best, "strength": best / unit if unit > 0 else 0.0, "loo": float(errors.min())}
+    details = {
+        "lambda": best,
+        "strength": best / unit if unit > 0 else 0.0,
+        "loo": float(errors.min()),
+        **end,
+    }
     fitted = LinearMap(matrix, means[0], means[1], "ridge", found.rank, found.tolerance, details)
     predictions = y - left_out(best, scores, projected, y) + (mean_y if centre else 0.0)
     return LeaveOneOut(fitted, best, errors, predictions)
+
+
+def ridge_of(
+    x: Float[Tensor, "rows source"],
+    y: Float[Tensor, "rows target"],
+    strength: float | None = None,
+    *,
+    centre: bool = True,
+    name: str = "rows",
+) -> LinearMap:
+    """Return the ridge map of rows in memory: λ by exact leave-one-out, or strength × mean eigenvalue."""
+    if strength is None and len(x) > 1:
+        return ridge_loo(x, y, centre=centre).map
+    moments = Moments.of(x.double(), y.double(), parts=("aa", "ab"), name=name)
+    return ridge(moments, ONE_ROW if strength is None else strength, centre=centre)
+
+
+def _left_out(residual: Tensor, leverage: Tensor, twins: Tensor) -> Tensor:
+    """Return the errors at rows that are left out with all rows equal to them."""
+    different = int(twins.max()) + 1
+    if different == len(twins):
+        return residual / (1.0 - leverage.clamp_max(1.0 - 1e-12)).to(residual.dtype)[:, None]
+    sums = residual.new_zeros(different, residual.shape[1]).index_add(0, twins, residual)
+    free = (1.0 - leverage.new_zeros(different).index_add(0, twins, leverage)).clamp_min(1e-12)
+    return residual + (leverage / free[twins]).to(residual.dtype)[:, None] * sums[twins]
+
+
+def _at_the_end(scores: Tensor, strengths: Sequence[float], variance: float, where: str) -> dict[str, float]:
+    """Return a detail where the best λ is the least (−1) or the largest (1) of the grid.
+
+    The largest is safe: the map is close to the mean. The least is as good as any smaller one where the fit
+    is exact, or has many more rows than inputs; where the score still falls, it is a warning.
+    """
+    order = torch.tensor(strengths, dtype=torch.float64).argsort()
+    ranked, best = scores[order], int(scores[order].argmin())
+    if len(ranked) < 2 or 0 < best < len(ranked) - 1:
+        return {}
+    if best > 0:
+        return {"end_of_grid": 1.0}
+    least, within = float(ranked[0]), float(ranked[min(DECADE, len(ranked) - 1)])
+    if EXACT * variance < least < STILL_FALLING * within:
+        warnings.warn(
+            f"{where}: the best λ is the least of {len(ranked)}, which nearly interpolates the rows; "
+            "give more rows, or a strength",
+            TransshipWarning,
+            stacklevel=3,
+        )
+    return {"end_of_grid": -1.0}
 
 
 def _principal(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Spectrum]:

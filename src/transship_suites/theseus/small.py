@@ -289,12 +289,12 @@ class Bench:
 
         from transship.activations import load_model
         from transship.activations.readout import Readout
-        from transship.geometry import Moments, ridge
+        from transship.geometry import ridge_of
 
         made = copy.deepcopy(self.target)
         features = Readout(load_model(made)).all(list(self.calibration.images[:rows].numpy())).features
         wanted = torch.nn.functional.one_hot(self.calibration.labels[:rows], 20).double()
-        head = ridge(Moments.of(features.double(), wanted, parts=("aa", "ab")))
+        head = ridge_of(features.double(), wanted)
         assert head.bias is not None
         with torch.no_grad():
             for name, value in (("weight", head.matrix.T), ("bias", head.bias)):

@@ -131,7 +131,7 @@ class Bench:
         """Probe with few labels, carried head, and the source's head through a map, of the target as it
         stands.
         """
-        from transship.geometry import Moments, accuracy, procrustes, ridge
+        from transship.geometry import Moments, accuracy, procrustes, ridge_of
         from transship_suites.materials.encoders import predict
 
         labels, probed = self.texts.test_labels, [self.train[row] for row in self._probed()]
@@ -141,7 +141,7 @@ class Bench:
         test, known, features = (_rows(found, texts) for texts in (self.texts.test, self.inputs, probed))
         if not strength:
             self.untouched = found
-        head = ridge(Moments.of(known.double(), self.taught.double(), parts=("aa", "ab")))
+        head = ridge_of(known.double(), self.taught.double())
         metrics = {
             "carry": accuracy(head.apply(test.double()).argmax(1).numpy(), labels),
             "strength": strength,
@@ -186,7 +186,7 @@ class Bench:
         import numpy as np
         import torch
 
-        from transship.geometry import Moments, accuracy, ridge
+        from transship.geometry import accuracy, ridge_of
 
         source, target = self.source_side["source"], self.untouched
         rows = np.random.default_rng(self.context.seed("frozen")).permutation(len(self.train))[:2000]
@@ -194,9 +194,9 @@ class Bench:
         wanted = torch.nn.functional.one_hot(
             torch.as_tensor(self.labels[rows]), len(self.texts.names)
         ).double()
-        probe = ridge(Moments.of(theirs.double(), wanted, parts=("aa", "ab")))
+        probe = ridge_of(theirs.double(), wanted)
         taught = probe.apply(_rows(source, self.inputs).double())
-        head = ridge(Moments.of(_rows(target, self.inputs).double(), taught, parts=("aa", "ab")))
+        head = ridge_of(_rows(target, self.inputs).double(), taught)
         made = head.apply(_rows(target, self.texts.test).double()).argmax(1).numpy()
         return {"carry": accuracy(made, self.texts.test_labels)}
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transship.errors import MatchError, OptionError
-from transship.geometry import Moments
+from transship.geometry import Moments, ridge
 from transship.registry import build_method, describe, method_names
 from transship.verbs.transport import transport
-from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.methods.gradfix import Gradfix
 from transship.verbs.transport.methods.gradient import Gradient
 from transship.verbs.transport.methods.identity import Identity
@@ -302,7 +301,7 @@ def test_random_updates_have_the_layers_norm_and_do_not_read_the_update():
 
 def test_carry_fits_the_dense_ridge_head_onto_the_sources_outputs():
     features, outputs = gaussian(200, 6), gaussian(200, 3, seed=1)
-    head = Carry(penalty=0.1).fit_head(Moments.of(features, outputs))
+    head = ridge(Moments.of(features, outputs), 0.1)
     x, y = features - features.mean(0), outputs - outputs.mean(0)
     weight = torch.linalg.solve(x.T @ x + 0.1 * (x.T @ x).diagonal().mean() * torch.eye(6).double(), x.T @ y)
     expected = x @ weight + outputs.mean(0)
@@ -311,8 +310,8 @@ def test_carry_fits_the_dense_ridge_head_onto_the_sources_outputs():
 
 def test_carry_through_a_ridge_map_of_features_is_ridge_onto_the_outputs():
     source, target, weight = gaussian(200, 4), gaussian(200, 6, seed=1), gaussian(4, 3, seed=2)
-    direct = Carry(penalty=0.05).fit_head(Moments.of(target, source @ weight))
-    through = Carry(penalty=0.05).fit_head(Moments.of(target, source))
+    direct = ridge(Moments.of(target, source @ weight), 0.05)
+    through = ridge(Moments.of(target, source), 0.05)
     torch.testing.assert_close(direct.matrix, through.matrix @ weight, atol=1e-12, rtol=0)
 
 

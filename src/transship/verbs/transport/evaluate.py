@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transship.activations import LoadedModel
 from transship.activations.readout import Readout
 from transship.errors import OptionError
-from transship.geometry import Moments, procrustes, ridge
+from transship.geometry import Moments, procrustes, ridge_of
 from transship.verbs.transport.zero_shot import ZeroShotClassifier, zero_shot, zero_shot_head
 
 __all__ = [
@@ -110,8 +110,7 @@ def probe(known: Tensor, labels: Tensor, features: Tensor, classes: int | None =
         wanted = labels.reshape(len(labels), -1).double()
     else:
         wanted = nn.functional.one_hot(labels.long(), classes or int(labels.max()) + 1).double()
-    moments = Moments.of(known.double(), wanted.to(known.device), parts=("aa", "ab"), name="probe")
-    return ridge(moments).apply(features.double())
+    return ridge_of(known.double(), wanted.to(known.device), name="probe").apply(features.double())
 
 
 def _accuracy(outputs: Tensor, labels: Tensor) -> float:

@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transship import parallel
+from transship.activations.heads import HeadRows
 from transship.activations.readout import Readout, Task
-from transship.activations.shards import summed
 from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
-from transship.geometry import LinearMap, Moments, ridge
+from transship.geometry import LinearMap
 from transship.numerics import chunks
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.token_judge import read_tokens
@@ -96,7 +96,7 @@ def carry_head(
         outputs: the fine-tuned source's outputs on `inputs`, where they are known already.
     """
     require_carriable(tuned.task)
-    moments: Moments | None = None
+    rows_of_both = HeadRows(f"{target.loaded.name} features")
     scale = keep is not None
     with torch.no_grad():
         for number, start in enumerate(range(0, len(inputs), batch_size)):
@@ -105,7 +105,7 @@ def carry_head(
             rows = [inputs[row] for row in range(start, min(start + batch_size, len(inputs)))]
             known = None if outputs is None else outputs[start : start + len(rows)]
             features, wanted = _rows(target, tuned, rows, known)
-            moments = _added(moments, features, _standard(wanted) if scale else wanted, target)
+            rows_of_both.add(features, _standard(wanted) if scale else wanted)
         kept = 0
         if keep is not None:
             if target.head is None or target.width != tuned.width:
@@ -117,10 +117,9 @@ def carry_head(
             for part in chunks(len(keep), batch_size):
                 if parallel.mine(part.start // batch_size):
                     rows = [keep[row] for row in range(part.start, part.stop)]
-                    moments = _added(moments, *_own_rows(target, rows), target)
+                    rows_of_both.add(*_own_rows(target, rows))
                     kept += len(rows)
-    moments, kept = summed(moments), sum(parallel.gather(kept))
-    fitted = method.fit_head(moments) if intercept else ridge(moments, method.penalty, centre=False)
+    kept, fitted = sum(parallel.gather(kept)), rows_of_both.fit(method.penalty, centre=intercept)
     return CarriedHead(fitted, tuned.task, tuned.label_names, len(inputs), kept, dict(fitted.details))
 
 
@@ -155,13 +154,6 @@ def _own_rows(target: Readout, rows: list[Any]) -> tuple[Tensor, Tensor]:
         real = align_tokens(layout, layout, reading.tokens, reading.tokens).target
         features, outputs = real.apply(features), real.apply(outputs)
     return features, _standard(outputs)
-
-
-def _added(moments: Moments | None, features: Tensor, wanted: Tensor, target: Readout) -> Moments:
-    if moments is None:
-        shape = features.shape[1], wanted.shape[1]
-        moments = Moments.zeros(*shape, parts=("aa", "ab"), name=f"{target.loaded.name} features")
-    return moments.update(features.float().cpu(), wanted.float().cpu(), exact=True)
 
 
 def _standard(outputs: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transship import parallel
 from transship.activations.readout import Readout, Task
 from transship.errors import OptionError
-from transship.geometry import Moments, ridge, spearman
+from transship.geometry import ridge_of, spearman
 from transship.verbs.transport.prepare import Progress, Teacher
 from transship.verbs.transport.shifted import shifted
 from transship.verbs.transport.token_judge import TokenJudge
@@ -157,8 +157,8 @@ def require_outputs(teacher: Teacher) -> Tensor:
 
 
 def _ridge_predict(known: Tensor, outputs: Tensor, features: Tensor, penalty: float | None) -> Tensor:
-    moments = Moments.of(known.double(), outputs.double(), parts=("aa", "ab"), name="features")
-    return ridge(moments, penalty).apply(features.double()).float()
+    head = ridge_of(known, outputs.to(known), penalty, name="features")
+    return head.apply(features.double()).float()
 
 
 def similarity_agreement(features: Tensor, wanted: Tensor) -> float:

@@ -13,13 +13,14 @@ from transship.activations import LoadedModel, Matching, SitePair
 from transship.activations.batches import Batches
 from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments
+from transship.activations.heads import HeadRows
 from transship.activations.loading import values_of
 from transship.activations.readout import Readout, Task
-from transship.activations.shards import run_shared, summed
+from transship.activations.shards import run_shared
 from transship.activations.state import SavedState
 from transship.activations.step import StepOptions
 from transship.activations.tokens import Align
-from transship.geometry import LinearMap, Moments, ridge
+from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
 from transship.numerics import chunks
 from transship.verbs.transport.embeddings import attention_heads
@@ -206,16 +207,10 @@ def fit_features_head(
     """Return the ridge head from a model's features onto `outputs` by input number: closed form, no
     labels.
     """
-    moments: Moments | None = None
+    head = HeadRows(f"{readout.loaded.name} features")
     for rows, reading in readout.batches(calibration.inputs, calibration.batch_size):
-        features = reading.features.float().cpu()
-        wanted = outputs[rows].float()
-        if moments is None:
-            moments = Moments.zeros(
-                features.shape[1], wanted.shape[1], parts=("aa", "ab"), name=f"{readout.loaded.name} features"
-            )
-        moments.update(features, wanted, exact=True)
-    return ridge(summed(moments), penalty)
+        head.add(reading.features, outputs[rows])
+    return head.fit(penalty)
 
 
 def _gradients(

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from transship import parallel
 from transship.activations import Batch, LoadedModel
+from transship.activations.heads import HeadRows
 from transship.activations.layout import Alignment
 from transship.activations.readout import Readout
-from transship.activations.shards import summed
 from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
-from transship.geometry import LinearMap, Moments, ridge
+from transship.geometry import LinearMap
 from transship.numerics import chunks
 
 
@@ -150,7 +150,7 @@ def fit_token_head(
     readout: Readout, teacher: TokenTeacher, batches: Sequence[list[int]], penalty: float | None = None
 ) -> LinearMap:
     """Return the ridge head from a model's token states onto the teacher's outputs, without labels."""
-    moments: Moments | None = None
+    head = HeadRows(f"{readout.loaded.name} features")
     with torch.no_grad():
         for number, rows in enumerate(batches):
             if not parallel.mine(number):
@@ -158,12 +158,8 @@ def fit_token_head(
             batch = readout.loaded.preprocess([teacher.inputs[row] for row in rows])
             features, _, tokens = read_tokens(readout, batch)
             wanted, aligned = teacher.beside(rows, batch, tokens)
-            states = aligned.target.apply(features).float().cpu()
-            if moments is None:
-                name = f"{readout.loaded.name} features"
-                moments = Moments.zeros(states.shape[1], wanted.shape[1], parts=("aa", "ab"), name=name)
-            moments.update(states, wanted, exact=True)
-    return ridge(summed(moments), penalty)
+            head.add(aligned.target.apply(features), wanted)
+    return head.fit(penalty)
 
 
 def token_loss(

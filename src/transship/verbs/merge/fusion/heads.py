@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from transship.errors import OptionError
-from transship.geometry import LinearMap, Moments, ridge, ridge_loo
+from transship.geometry import ridge_of
 from transship.registry import unknown
 from transship.verbs.merge.maths.adam import Adam
 
@@ -22,7 +22,6 @@ HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 # refitted after every model, so that inputs of every task have to stay
 FRESH: frozenset[HeadKind] = frozenset({"tuned-fresh", "carried", "carried-polished"})
 LABELLED: frozenset[HeadKind] = frozenset({"tuned", "tuned-fresh"})
-ONE_INPUT = 1.0  # the share of λ where a single input leaves nothing to choose it by
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +87,13 @@ def carry(
     wanted = outputs.double()
     if settings.prior == "own":
         wanted = wanted - own(features.to(own.weight)).double()
-    found = _ridge(features.double(), wanted, settings.penalty, centre=own.bias is not None)
+    strength = None if isinstance(settings.penalty, str) else settings.penalty
+    found = ridge_of(features.double(), wanted, strength, centre=own.bias is not None, name="carried head")
     weight, bias = found.matrix.T, found.bias
     if settings.prior == "own":
         weight = weight + own.weight
         bias = None if bias is None or own.bias is None else bias + own.bias
     return LinearHead(weight.float().contiguous(), None if own.bias is None or bias is None else bias.float())
-
-
-def _ridge(features: Tensor, wanted: Tensor, penalty: float | str, *, centre: bool) -> LinearMap:
-    if not isinstance(penalty, str):
-        moments = Moments.of(features, wanted, parts=("aa", "ab"), exact=True, name="carried head")
-        return ridge(moments, penalty, centre=centre)
-    if len(features) < 2:  # nothing can be left out: the prior stays
-        return _ridge(features, wanted, ONE_INPUT, centre=centre)
-    return ridge_loo(features, wanted, centre=centre).map
 
 
 def polish(

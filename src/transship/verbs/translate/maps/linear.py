@@ -128,5 +128,6 @@ def _restrict(moments: Moments, live_a: Tensor, live_b: Tensor) -> Moments:
         square(moments.bb, live_b, live_b),
         square(moments.ab, live_a, live_b),
         moments.exact,
+        moments.marks,
         name=moments.name,
     )

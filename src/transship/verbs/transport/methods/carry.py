@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.geometry import LinearMap, Moments, ridge
 from transship.registry import build_method
 from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, require_number
 
@@ -60,7 +59,3 @@ class Carry(TransportMethod):
             return update.new_zeros(pair.shape[:1])
         moved: Tensor = self.inner().transport_vector(update, pair)
         return moved
-
-    def fit_head(self, moments: Moments) -> LinearMap:
-        """Return the head y = x W + b from Moments of features (a) and the source's outputs (b)."""
-        return ridge(moments, self.penalty, centre=True)
