@@ -10,6 +10,7 @@ from transship.activations.compare import Comparison, Residual, StackComparison
 from transship.report import (
     Block,
     Column,
+    Facts,
     KeyFigure,
     KeyFigures,
     Page,
@@ -26,10 +27,11 @@ def comparison_page(comparison: Comparison, provenance: Provenance | None = None
     sections = [Section("In short", [_key_figures(comparison)])]
     sections += [_stack_section(comparison, stack) for stack in comparison.stacks]
     sections.append(_residual_section(comparison))
+    sections.append(Section("", [Facts(comparison.to_dict(), shown=False)]))
     if comparison.unmatched:
         rows = [[model, site, reason] for model, site, reason in comparison.unmatched]
         table = Table(["model", Column("site", code=True), "reason"], rows)
-        sections.append(Section("Without a partner", [table]))
+        sections.append(Section("Without a partner", [table], detail=True))
     return Page(
         f"{comparison.source} and {comparison.target}", comparison_summary(comparison), sections, provenance
     )
@@ -125,7 +127,7 @@ def _residual_section(comparison: Comparison) -> Section:
         Column("agreement", 3),
     ]
     blocks.append(Table(columns, rows, caption="Every matched site."))
-    return Section("Site by site", blocks)
+    return Section("Site by site", blocks, detail=True)
 
 
 def _by_role(residuals: Sequence[Residual]) -> dict[str, dict[int, float]]:

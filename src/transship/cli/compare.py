@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from transship import parallel
+from transship.atomic import check_target
 from transship.cli.options import (
     compute_options,
     local_model,
     memory_option,
     output_options,
-    print_json,
+    show,
     trust_option,
 )
+from transship.cli.settings import read_settings, settings_options
+from transship.errors import printable
+from transship.fields import setting
+from transship.numerics import MemoryBudget
+from transship.progress import Bars
 
 if TYPE_CHECKING:
     from transship.activations.compare import Comparison
     from transship.data import Dataset
     from transship.report import Provenance
 
-ALIGNMENTS = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls")
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What two models are compared on.
+
+    Attributes:
+        data: inputs: a file, a folder, `digits`, or a hub data set.
+        column: the column of the inputs, where its name is unusual.
+        split: read only this part of the data.
+        inputs: inputs to run, drawn by seed.
+        tokens: tokens per input; 0 for all.
+        align: which tokens pair up.
+        batch_size: inputs per forward pass.
+    """
+
+    data: str
+    column: str | None = None
+    split: str | None = None
+    inputs: int = setting(500, least=1)
+    tokens: int = setting(8, least=0)
+    align: Literal["auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"] = "auto"
+    batch_size: int = setting(32, least=1)
 
 
 @click.command(
@@ -30,23 +59,7 @@ ALIGNMENTS = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"
 )
 @click.argument("source")
 @click.argument("target")
-@click.option(
-    "--data", "reference", required=True, help="Inputs: a file, a folder, `digits`, or a hub data set."
-)
-@click.option("--column", help="The column of the inputs, where its name is unusual.")
-@click.option("--split", help="Read only this part of the data.")
-@click.option(
-    "--inputs", default=500, show_default=True, type=click.IntRange(1), help="Inputs to run, drawn by seed."
-)
-@click.option(
-    "--tokens", default=8, show_default=True, type=click.IntRange(0), help="Tokens per input; 0 for all."
-)
-@click.option(
-    "--align", type=click.Choice(ALIGNMENTS), default="auto", show_default=True, help="Which tokens pair up."
-)
-@click.option(
-    "--batch-size", default=32, show_default=True, type=click.IntRange(1), help="Inputs per forward pass."
-)
+@settings_options(Settings)
 @output_options
 @compute_options
 @memory_option
@@ -54,104 +67,68 @@ ALIGNMENTS = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"
 def command(
     source: str,
     target: str,
-    reference: str,
-    column: str | None,
-    split: str | None,
-    inputs: int,
-    tokens: int,
-    align: Any,
-    batch_size: int,
     report: Path | None,
     as_json: bool,
     force: bool,
     seed: int,
-    device: str,
-    device_map: str | None,
-    dtype: str | None,
     memory: str | None,
-    trust_remote_code: bool,
+    **given: Any,
 ) -> None:
     """Run SOURCE and TARGET over the same inputs and show which of their layers agree.
 
     Each model reads them with its own tokenizer or image processor; tokens pair up by the text they cover.
     """
-    from transship.data import load
+    from transship.data import load  # start-up: numpy
 
+    settings = read_settings(Settings, given)
+    loading = {name: given[name] for name in ("device", "device_map", "dtype", "trust_remote_code")}
     if report is not None:
-        from transship.atomic import check_target
-
         check_target(report, force=force)
-    part = load(reference, column=column, split=split).take(inputs, seed=seed)
-    click.echo(f"comparing {source} and {target} over {len(part)} inputs of {part.name}", err=True)
-
-    from transship.activations import compare, load_model
-    from transship.progress import Bars
-
+    part = load(settings.data, column=settings.column, split=settings.split).take(settings.inputs, seed=seed)
+    line = f"comparing {source} and {target} over {len(part)} inputs of {part.name}"
+    click.echo(printable(line), err=True)
     if memory is not None:
-        _check_memory(memory, (source, target), part, batch_size, dtype, trust_remote_code)
-    loading: dict[str, Any] = {
-        "device": device,
-        "device_map": device_map,
-        "dtype": dtype,
-        "trust_remote_code": trust_remote_code,
-    }
+        _check_memory(memory, (source, target), part, settings.batch_size, loading)
+    # start-up: torch
+    from transship.activations import compare, load_model
+    from transship.activations.page import comparison_page
+
     bars = Bars()
     bars("inputs", 0, len(part))
-    one, other = (load_model(local_model(name), name=name, **loading) for name in (source, target))
-    found = compare(
-        one,
-        other,
+    first, second = (load_model(local_model(name), name=name, **loading) for name in (source, target))
+    comparison = compare(
+        first,
+        second,
         part.inputs,
-        align=align,
-        tokens_per_input=tokens or None,
+        align=settings.align,
+        tokens_per_input=settings.tokens or None,
         seed=seed,
-        batch_size=batch_size,
+        batch_size=settings.batch_size,
         progress=lambda done: bars("inputs", done, len(part)),
     )
-    if not parallel.is_main():
-        return
-    if report is not None:
-        from transship.activations.page import comparison_page
-        from transship.report import html
-
-        html.write(comparison_page(found, _provenance(found, part)), report, force=force)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print(found)
-    if report is not None:
-        click.echo(f"the page is at {report}", err=as_json)
+    if parallel.is_main():
+        page = comparison_page(comparison, _provenance(comparison, part))
+        show(page, as_json=as_json, report=report, force=force)
 
 
 def _check_memory(
-    memory: str, models: tuple[str, str], part: Dataset, batch_size: int, dtype: str | None, trust: bool
+    memory: str, models: tuple[str, str], part: Dataset, batch_size: int, loading: Mapping[str, Any]
 ) -> None:
+    # start-up: torch
     from transship.activations.footprint import comparing_bytes
     from transship.activations.lengths import longest
     from transship.checkpoints.footprint import Footprint
-    from transship.numerics import MemoryBudget
 
-    one, other = (Footprint.of(local_model(name), dtype=dtype, trust_remote_code=trust) for name in models)
+    reading = {name: loading[name] for name in ("dtype", "trust_remote_code")}
+    first, second = (Footprint.of(local_model(name), **reading) for name in models)
     tokens = [longest(local_model(name), list(part.inputs)) for name in models]
-    needed = comparing_bytes(one, other, batch_size, max(tokens, key=lambda count: count or 0))
+    needed = comparing_bytes(first, second, batch_size, max(tokens, key=lambda count: count or 0))
     instead = "pass a smaller --batch-size" if batch_size > 1 else ""
     MemoryBudget.parse(memory).require(needed, f"running {models[0]} and {models[1]}", instead)
 
 
-def _provenance(found: Comparison, part: Dataset) -> Provenance:
-    from transship.report import Provenance, library_versions
+def _provenance(comparison: Comparison, part: Dataset) -> Provenance:
+    from transship.report import Provenance, library_versions  # start-up
 
-    command = f"transship compare {found.source} {found.target} --data {part.name}"
-    return Provenance(command, {part.name: part.fingerprint()}, found.options, library_versions())
-
-
-def _print(found: Comparison) -> None:
-    from transship.activations.page import best_partners, comparison_summary
-
-    click.echo(comparison_summary(found))
-    for stack in found.stacks:
-        click.echo(f"\nlayer of {found.target}  most similar layer of {found.source}  CKA")
-        for layer, partner, cka in best_partners(stack):
-            click.echo(f"  {layer:12s} {partner:12s} {cka:.3f}")
-    if found.unmatched:
-        click.echo(f"\n{len(found.unmatched)} sites have no partner (--json or --report lists them)")
+    command = f"transship compare {comparison.source} {comparison.target} --data {part.name}"
+    return Provenance(command, {part.name: part.fingerprint()}, comparison.options, library_versions())

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship.cli.options import local_model, memory_option, model_options, print_json
+from transship.cli.options import local_model, memory_option, model_options, show
 from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
+from transship.report import Column, Facts, Page, Section, Table
 
 if TYPE_CHECKING:
     from transship.activations.sites import Site
@@ -28,57 +30,86 @@ _MOVED_MOST = 12  # tensors of an update that are printed
 @memory_option
 @model_options
 def command(
-    path: str,
-    base: str | None,
-    all_sites: bool,
-    as_json: bool,
-    memory: str | None,
-    trust_remote_code: bool,
-    allow_pickle: bool,
+    path: str, base: str | None, all_sites: bool, as_json: bool, memory: str | None, **allowed: bool
 ) -> None:
     """Show what PATH is: a checkpoint (folder, file or hub id), an adapter, or what a verb wrote.
 
     Of a map, an adapted model or a fusion it says how it was made and what was measured. Names, shapes and
     dtypes of weights come from the files' headers; weights are read only for --base.
     """
+    # start-up: numpy
     from transship.checkpoints import open as open_checkpoint
     from transship.checkpoints.describe import describe
-    from transship.cli._artifacts import describe_artifact
 
     if base is None:
         # sites are found in an empty model, and artifacts of the verbs by their classes: both import torch
         MemoryBudget.parse(memory, TORCH).require(0, f"inspecting {path}")
-    made = describe_artifact(path) if base is None else None
-    if made is not None:
-        figures, lines = made
-        print_json(figures) if as_json else click.echo("\n".join(lines))
-        return
-    allowed = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
+        for file, describe_artifact in _ARTIFACTS.items():
+            if (Path(path) / file).is_file():
+                show(describe_artifact(Path(path)), as_json=as_json)
+                return
     with open_checkpoint(local_model(path), **allowed) as checkpoint:
         if base is not None:
             MemoryBudget.parse(memory, INTERPRETER).require(_update_bytes(checkpoint), f"what {path} changed")
         description = dataclasses.replace(describe(checkpoint), name=path)
-        found: dict[str, Any] = dataclasses.asdict(description)
-        if not as_json:
-            _print_description(description)
+        further: list[Section] = []
         if base is not None:
             with open_checkpoint(local_model(base), **allowed) as other:
-                found["update"] = _update_rows(other, checkpoint)
-            if not as_json:
-                _print_update(found["update"], base)
+                further.append(_update_section(_update_rows(other, checkpoint), base))
         elif description.kind == "checkpoint":
-            from transship.activations.skeleton import checkpoint_sites
+            from transship.activations.skeleton import checkpoint_sites  # start-up: torch
 
-            sites = checkpoint_sites(checkpoint)
-            found["sites"] = [dataclasses.asdict(site) | {"name": site.name} for site in sites]
-            if not as_json:
-                _print_sites(sites, whole=all_sites)
-    if as_json:
-        print_json(found)
+            further.append(_sites_section(checkpoint_sites(checkpoint), whole=all_sites))
+    show(_page(description, further), as_json=as_json)
+
+
+def _page(description: Description, further: Sequence[Section]) -> Page:
+    what = f"{description.kind}, {description.architecture}" if description.architecture else description.kind
+    tensors = f"{description.parameters:,} parameters in {description.tensors} tensors"
+    summary = f"{tensors}, {format_bytes(description.nbytes)} ({', '.join(description.dtypes)})"
+    ties = {f"tied {alias}": tensor for alias, tensor in description.tied.items()}
+    facts = [
+        Facts(dataclasses.asdict(description), shown=False),
+        Facts({**description.settings, **ties}, in_json=False),
+    ]
+    return Page(f"{description.name}: {what}", summary, [Section("", facts), *further])
+
+
+def _sites_section(sites: Sequence[Site], *, whole: bool) -> Section:
+    rows = [dataclasses.asdict(site) | {"name": site.name} for site in sites]
+    if whole:
+        table = [[site.name, f"{site.in_width} → {site.out_width}", site.path] for site in sites]
+        return Section(
+            "Sites",
+            [Facts({"sites": rows}, shown=False), Table(["site", "widths", "path"], table, whole=True)],
+        )
+    counts = Counter(
+        (f"{site.stack}.{site.role}" if site.stack else site.role, site.in_width, site.out_width)
+        for site in sites
+    )
+    by_role = [[name, count, f"{width} → {out_width}"] for (name, width, out_width), count in counts.items()]
+    roles = Table(["role", "sites", "widths"], by_role)
+    return Section("Sites by role (--sites lists them all)", [Facts({"sites": rows}, shown=False), roles])
+
+
+def _update_section(rows: Sequence[dict[str, Any]], base: str) -> Section:
+    moved = [row for row in rows if row["norm"] > 0]
+    most = [[100 * row["relative"], row["tensor"], row["norm"], row["rank"]] for row in moved[:_MOVED_MOST]]
+    columns = [
+        Column("change", 2, unit="%"),
+        Column("tensor", code=True),
+        Column("norm", code=True),
+        Column("rank"),
+    ]
+    if all(row["rank"] is None for row in moved):
+        columns, most = columns[:-1], [row[:-1] for row in most]
+    title = f"{len(moved)} of {len(rows)} tensors differ from {base}; those that moved most"
+    return Section(title, [Facts({"update": rows}, shown=False), Table(columns, most)])
 
 
 def _update_bytes(tuned: Checkpoint) -> int:
     """Return what reading an update takes: chunks of both sides, and an adapter's largest pair of factors."""
+    # start-up: numpy
     from transship.checkpoints import Adapter
     from transship.checkpoints.dtypes import CHUNK
 
@@ -87,6 +118,7 @@ def _update_bytes(tuned: Checkpoint) -> int:
 
 
 def _update_rows(base: Checkpoint, tuned: Checkpoint) -> list[dict[str, Any]]:
+    # start-up: numpy
     from transship.checkpoints import Adapter, Update
     from transship.checkpoints.describe import describe_update
 
@@ -95,36 +127,68 @@ def _update_rows(base: Checkpoint, tuned: Checkpoint) -> list[dict[str, Any]]:
     return describe_update(Update.between(base, tuned))
 
 
-def _print_description(description: Description) -> None:
-    what = f"{description.kind}, {description.architecture}" if description.architecture else description.kind
-    click.echo(f"{click.style(description.name, bold=True)}: {what}")
-    size = f"{description.parameters:,} parameters in {description.tensors} tensors"
-    click.echo(f"  {size}, {format_bytes(description.nbytes)} ({', '.join(description.dtypes)})")
-    for label, value in description.settings.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-        click.echo(f"  {label}: {shown}")
-    for alias, tensor in description.tied.items():
-        click.echo(f"  tied: {alias} is {tensor}")
+def _artifact(facts: dict[str, Any], lines: Sequence[str]) -> Page:
+    return Page(
+        lines[0], "\n".join(line.strip() for line in lines[1:]), [Section("", [Facts(facts, shown=False)])]
+    )
 
 
-def _print_sites(sites: Sequence[Site], *, whole: bool) -> None:
-    if whole:
-        width = max((len(site.name) for site in sites), default=0)
-        for site in sites:
-            click.echo(f"  {site.name.ljust(width)}  {site.in_width} → {site.out_width}  {site.path}")
-        return
-    counts: Counter[tuple[str, str, int, int]] = Counter()
-    for site in sites:
-        counts[site.stack, site.role, site.in_width, site.out_width] += 1
-    click.echo("  sites by role (--sites lists them all):")
-    for (stack, role, incoming, outgoing), count in counts.items():
-        name = f"{stack}.{role}" if stack else role
-        click.echo(f"    {count:3d} × {name}  {incoming} → {outgoing}")
+def _translator(folder: Path) -> Page:
+    from transship.verbs.translate.artifact import read_document  # start-up: torch
+
+    document = read_document(folder)
+    about, state = document.get("about", {}), document["state"]
+    old, new = state.get("n_features_in_"), state.get("n_features_out_")
+    facts = {
+        "kind": "translator",
+        "method": document["method"],
+        "parameters": document["parameters"],
+        "widths": [old, new],
+        "hash": document["hash"],
+        "about": about,
+    }
+    lines = [f"{folder}: map of embeddings, {document['method']}, {old} → {new} wide"]
+    if about.get("source") or about.get("target"):
+        lines.append(f"{about.get('source') or 'unnamed'} → {about.get('target') or 'unnamed'}")
+    pairs, quality = about.get("pairs", {}), about.get("quality", {})
+    if pairs:
+        lines.append(f"fitted on {pairs['count']:,} pairs of {pairs['old']} and {pairs['new']}")
+    held = quality.get("held_out")
+    if held:
+        alone = quality.get("old_alone")
+        beside = "" if alone is None else f" (old index alone {alone:.3f})"
+        lines.append(f"held out: recall@{held['k']} {held['recall']:.3f}{beside}, {quality['kind']}")
+    return _artifact(facts, lines)
 
 
-def _print_update(rows: Sequence[dict[str, Any]], base: str) -> None:
-    moved = [row for row in rows if row["norm"] > 0]
-    click.echo(f"  {len(moved)} of {len(rows)} tensors differ from {base}; those that moved most:")
-    for row in moved[:_MOVED_MOST]:
-        rank = f", rank {row['rank']}" if row["rank"] is not None else ""
-        click.echo(f"    {row['relative']:8.2%}  {row['tensor']} (norm {row['norm']:.4g}{rank})")
+def _adapted(folder: Path) -> Page:
+    from transship.verbs.adapt.artifact import read_document  # start-up: torch
+
+    document = read_document(folder)
+    about = document["about"]
+    names = ("backbone", "task", "method", "metric", "rows", "validation", "baselines", "advice", "data")
+    facts = {"kind": "adapted", **{name: about.get(name) for name in names}, "inputs": document["inputs"]}
+    size = " × ".join(map(str, [document["inputs"]["channels"], *document["inputs"]["size"]]))
+    metric = about["metric"]
+    lines = [
+        f"{folder}: adapted model, {about['method']} on {about['backbone']}",
+        f"{about['task']} of {document['inputs']['kind']} ({size})",
+        f"{about['rows']['train']:,} training rows; validation {metric} {about['validation'][metric]:.4f}",
+    ]
+    lines += [f"raw {row['name']}: {row['validation']:.4f}" for row in about.get("baselines", [])]
+    return _artifact(facts, lines + ([about["advice"]] if about.get("advice") else []))
+
+
+def _fusion(folder: Path) -> Page:
+    from transship.verbs.merge.fusion.status import status, status_lines  # start-up: torch
+
+    facts = status(folder)
+    return _artifact({"kind": "fusion", **facts}, status_lines(facts))
+
+
+# the file by which an artifact is known → what it says of itself; no arrays are read
+_ARTIFACTS: dict[str, Callable[[Path], Page]] = {
+    "map.json": _translator,
+    "adapted.json": _adapted,
+    "fusion.json": _fusion,
+}

@@ -8,6 +8,7 @@ import click
 
 from transship import registry
 from transship.cli.options import memory_option, print_json
+from transship.errors import printable
 from transship.numerics import MemoryBudget
 
 
@@ -23,10 +24,10 @@ def command(verb: str | None, memory: str | None, as_json: bool) -> None:
         print_json([dataclasses.asdict(card) for card in cards])
         return
     for card in cards:
-        click.echo(f"{click.style(f'{card.verb} --method {card.name}', bold=True)}  {card.summary}")
+        name = printable(f"{card.verb} --method {card.name}")
+        click.echo(f"{click.style(name, bold=True)}  {printable(card.summary)}")
         if card.paper:
-            click.echo(f"    paper: {card.paper}")
+            click.echo(f"    paper: {printable(card.paper)}")
         for parameter in card.parameters:
-            click.echo(f"    {parameter.name}: {parameter.type} = {parameter.default}  {parameter.help}")
-    if not cards:
-        click.echo("no methods yet")
+            line = f"    {parameter.name}: {parameter.type} = {parameter.default}  {parameter.help}"
+            click.echo(printable(line))

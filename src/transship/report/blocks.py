@@ -83,6 +83,7 @@ class Table:
         rows: values per row: str, int, float, bool, None, `Spread`, or lists of these.
         caption: what the table shows.
         sortable: whether a click on a heading sorts.
+        whole: whether a terminal shows all rows, however many there are.
         key: its name in JSON, where it is a list of rows by column.
     """
 
@@ -90,6 +91,7 @@ class Table:
     rows: Sequence[Sequence[Any]]
     caption: str = ""
     sortable: bool = True
+    whole: bool = False
     key: str = ""
 
     def __post_init__(self) -> None:
@@ -174,11 +176,13 @@ class Facts:
     Attributes:
         entries: name → value; in JSON any value that it can carry.
         shown: whether people see them; otherwise they are in JSON alone.
+        in_json: whether programs see them; otherwise they are for people alone.
         key: the name of the whole in JSON; empty makes every entry one of the document's own.
     """
 
     entries: Mapping[str, Any]
     shown: bool = True
+    in_json: bool = True
     key: str = ""
 
     @property

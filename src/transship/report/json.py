@@ -38,7 +38,8 @@ def document(page: Page) -> dict[str, Any]:
 def _entries(block: Block) -> Iterator[tuple[str, Any]]:
     match block:
         case Facts():
-            yield from [(block.key, block.entries)] if block.key else block.entries.items()
+            if block.in_json:
+                yield from [(block.key, block.entries)] if block.key else block.entries.items()
         case KeyFigures():
             yield from ((figure.key, figure.value) for figure in block.figures if figure.key)
         case Table():

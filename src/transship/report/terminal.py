@@ -54,12 +54,13 @@ def _table(table: Table) -> Iterator[str]:
     if table.caption:
         yield _marked(table.caption)
     cells = table.cells()
-    rows = [[cell.text for cell in row] for row in cells[:MOST_ROWS]]
+    most = len(cells) if table.whole else MOST_ROWS
+    rows = [[cell.text for cell in row] for row in cells[:most]]
     lines = _aligned([[head.heading for head in table.heads], *rows], table.numeric)
     yield _bold(next(lines), escaped=True)
     yield from lines
-    if len(cells) > MOST_ROWS:
-        yield f"… and {len(cells) - MOST_ROWS} more rows, listed in --json and --report"
+    if len(cells) > most:
+        yield f"… and {len(cells) - most} more rows, listed in --json and --report"
 
 
 def _aligned(rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> Iterator[str]:
