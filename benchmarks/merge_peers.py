@@ -22,10 +22,11 @@ import numpy.typing as npt
 from benchmarks._mergekit import ENVIRONMENT, ROOT, mergekit_python
 from transship import checkpoints
 from transship.checkpoints import Checkpoint
+from transship.verbs.merge.api import Merge, merge
 from transship.verbs.merge.plan import MergePlan
-from transship.verbs.merge.recipe.steps import Step
-from transship.verbs.merge.recipe.tokenizers import read_vocabulary
-from transship.verbs.merge.run import Merge, merge
+from transship.verbs.merge.recipe.plan.steps import Step
+from transship.verbs.merge.recipe.plan.tokenizers import read_vocabulary
+from transship.verbs.merge.recipe.run.tensors import Tensors
 
 RECIPES = ROOT / "tests" / "verbs" / "merge" / "recipes"
 ULP = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}  # of the value, at most
@@ -125,7 +126,7 @@ def _draws(plan: MergePlan, ours: Checkpoint, theirs: Checkpoint) -> dict[str, A
     for step in plan.steps:
         if step.method is None:
             continue
-        operands = plan.execution.operands(step)
+        operands = Tensors(plan).operands(step)
         whole = slice(0, operands.size)
         weights = operands.number("weight")
         updates = [operands.update(index, whole).astype(np.float64) for index in range(len(weights))]
@@ -204,7 +205,7 @@ def _decided_by_precision(plan: MergePlan, step: Step) -> npt.NDArray[np.bool_]:
     """Return the entries that arcee_fusion keeps in float64 and drops in float32, or the other way round."""
     import torch
 
-    operands = plan.execution.operands(step)
+    operands = Tensors(plan).operands(step)
     whole = slice(0, operands.size)
     sides = [
         torch.from_numpy(np.array(values).reshape(step.shape))
@@ -249,7 +250,7 @@ def _words(checkpoint: Checkpoint) -> Mapping[str, int]:
 
 def _at_threshold(plan: MergePlan, step: Step) -> npt.NDArray[np.bool_]:
     """Return the entries whose magnitude, in some model, equals one at which trimming cuts."""
-    operands = plan.execution.operands(step)
+    operands = Tensors(plan).operands(step)
     whole = slice(0, operands.size)
     found = np.zeros(operands.size, np.bool_)
     updates = [operands.update(index, whole) for index in range(len(operands.models))]

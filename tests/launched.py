@@ -131,8 +131,9 @@ def transports(folder: Path) -> dict[str, Tensor]:
 
 def merges(folder: Path) -> dict[str, Tensor]:
     """The joint update that every method of recipes with data learns, and what `weights: auto` finds."""
-    from transship.verbs.merge.learning.carry_out import learn, search_weights
     from transship.verbs.merge.plan import plan
+    from transship.verbs.merge.recipe.run.learning import learn, search_weights
+    from transship.verbs.merge.recipe.run.tensors import Tensors
 
     quick = {"steps": 3, "batch_size": 5, "learning_rate": 1e-2}
     cases: dict[str, dict[str, Any]] = {
@@ -146,9 +147,9 @@ def merges(folder: Path) -> dict[str, Tensor]:
     }
     made = {}
     for method, parameters in cases.items():
-        for name, change in learn(plan(_recipe(folder, method, parameters=parameters))).items():
+        for name, change in learn(Tensors(plan(_recipe(folder, method, parameters=parameters)))).items():
             made[f"{method} {name}"] = change
-    found = search_weights(plan(_recipe(folder, "task_arithmetic", weights="auto")))
+    found = search_weights(Tensors(plan(_recipe(folder, "task_arithmetic", weights="auto"))))
     made["weights"] = torch.tensor([*found.factors, found.loss], dtype=torch.float64)
     return made
 

@@ -31,7 +31,7 @@ _HOMES: dict[str, str] = {
     "Update": "transship.checkpoints",
     "compare": "transship.activations",
     "load_map": "transship.verbs.translate",
-    "merge": "transship.verbs.merge.run",
+    "merge": "transship.verbs.merge.api",
     "open": "transship.checkpoints",
     "scale_probe": "transship.verbs.translate",
     "stitching_matrix": "transship.verbs.translate",

@@ -23,7 +23,7 @@ from transship.cli.options import (
 if TYPE_CHECKING:
     from transship.verbs.merge.fusion.engine import Fusion
     from transship.verbs.merge.plan import MergePlan
-    from transship.verbs.merge.recipe.adapters import AdapterMerge
+    from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
 
 RECIPE = click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 OUT = click.argument("out", type=click.Path(file_okay=False, path_type=Path))
@@ -46,7 +46,7 @@ def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: 
     What `merge run` with the same --memory would refuse is refused.
     """
     from transship.numerics import parse_bytes
-    from transship.verbs.merge.run import merge
+    from transship.verbs.merge.api import merge
 
     merged = merge(recipe, allow_pickle=allow_pickle)
     if memory is not None:
@@ -91,31 +91,29 @@ def run_command(
     Recipes are written as mergekit documents them; docs/from-mergekit.md lists what differs.
     """
     from transship.numerics import parse_bytes
-    from transship.verbs.merge.run import merge
+    from transship.progress import Bars
+    from transship.verbs.merge.api import merge
 
     merged = merge(recipe, seed=seed, allow_pickle=allow_pickle)
     limit = None if memory is None else parse_bytes(memory)
     merged.threads(jobs, limit)
     click.echo(_not_merged(merged.plan) if as_json else merged.plan.text(), err=True, nl=not as_json)
-    progress = _line("merge", "tensors")
-    merged.save(
+    result = merged.run(
         out,
         force=force,
         jobs=jobs,
         memory=limit,
-        progress=progress,
-        learning=_line("learn"),
+        progress=Bars(),
         opening={"device": device, "device_map": device_map, "dtype": dtype},
     )
     if not parallel.is_main():
         return
-    progress(merged.tensors, merged.tensors, "")
     if report is not None:
-        merged.report(report, force=force)
+        result.report(report, force=force)
     if as_json:
-        print_json(merged.plan.as_dict() | merged.learnt() | {"folder": str(out)})
+        print_json(result.as_dict())
     else:
-        for line in merged.learnt_lines():
+        for line in result.lines():
             click.echo(line, err=True)
         click.echo(str(out))
 
@@ -124,13 +122,6 @@ def _not_merged(plan: MergePlan | AdapterMerge) -> str:
     """Return the lines of a plan on tensors that are not merged, as not all models have them."""
     lines = plan.text().splitlines(keepends=True)
     return "".join(line.rstrip() + "\n" for line in lines if line.startswith(("copied ", "dropped ")))
-
-
-def _line(what: str, unit: str = "") -> Callable[[int, int, str], None]:
-    from transship.progress import Bars
-
-    bars = Bars(unit=unit)
-    return lambda done, total, note: bars(what, done, total)
 
 
 def _model_choices(function: Callable[..., None]) -> Callable[..., None]:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transship.activations import LoadedModel, load_model
 from transship.data import find_model
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.origin import fingerprint
 from transship.verbs.merge.protocol import continual_method
+from transship.verbs.merge.tasks.heads import LinearHead
 from transship.verbs.transport.evaluate import zero_shot_head
 from transship_suites.materials import clip
 from transship_suites.materials import image_sets as pictures

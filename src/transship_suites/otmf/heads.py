@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, polish, tune
+from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry, polish, tune
 from transship_suites.otmf.names import CARRIED, LABEL_HEADS, POLISHED, TUNED
 
 

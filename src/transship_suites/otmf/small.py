@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from transship.verbs.merge.fusion.evaluate import Quality
-    from transship.verbs.merge.fusion.heads import LinearHead
+    from transship.verbs.merge.tasks.heads import LinearHead
     from transship_suites.materials.training import Task
     from transship_suites.otmf.trajectory import Arrival, View
 
@@ -305,7 +305,7 @@ def _state(arrival: Arrival) -> dict[str, Any]:
 
 
 def _linear_head(head: nn.Linear) -> LinearHead:
-    from transship.verbs.merge.fusion.heads import LinearHead
+    from transship.verbs.merge.tasks.heads import LinearHead
 
     return LinearHead(head.weight.detach(), head.bias.detach())
 

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transship.verbs.merge.fusion.evaluate import Quality, StepReport, accuracy, quality, shift
-from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry
+from transship.verbs.merge.fusion.evaluate import Quality, StepReport, quality, shift
+from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, accuracy, carry
 from transship_suites.materials.bodies import wide
 from transship_suites.materials.training import encode
 from transship_suites.otmf.heads import Known, fitted, label_heads, polished

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from transship.report import html
-from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.protocol import continual_method
+from transship.verbs.merge.tasks.heads import LinearHead
 from transship_suites import load_suite, run_suite
 from transship_suites.materials import picture_tasks as pictures
 from transship_suites.otmf import declared, names

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transship.verbs.merge.fusion.heads import LinearHead
+from transship.verbs.merge.tasks.heads import LinearHead
 from transship_suites.materials.training import encode
 from transship_suites.otmf.heads import Known, fitted, label_heads
 from transship_suites.otmf.names import (

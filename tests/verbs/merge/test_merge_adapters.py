@@ -12,10 +12,10 @@ import pytest
 
 from transship import checkpoints
 from transship.errors import CheckpointError, NumericalError, OptionError, TransshipWarning
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import plan
-from transship.verbs.merge.recipe.adapters import AdapterMerge
-from transship.verbs.merge.recipe.headed import headed_config
-from transship.verbs.merge.run import merge
+from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
+from transship.verbs.merge.recipe.plan.headed import headed_config
 
 pytestmark = pytest.mark.slow
 LABELS = {"lora-mood": 2, "lora-topic": 4}

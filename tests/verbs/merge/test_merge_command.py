@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from transship.cli.merge import _line, command
-from transship.verbs.merge.run import Merge
+from transship.cli.merge import command
+from transship.verbs.merge.api import Merge
 
 TEXT = "merge_method: linear\nmodels: [{model: a}, {model: b}]\nparameters: {weight: 0.5}\n"
 
@@ -48,7 +48,7 @@ def test_a_tensor_that_a_fine_tune_lacks_is_said_before_anything_is_written(
     toys("a", lacking, num_hidden_layers=2)
     text = TEXT.replace("linear", "task_arithmetic") + "base_model: base\n"
     Path("recipe.yaml").write_text(text)
-    monkeypatch.setattr(Merge, "save", refuse)  # what is printed is printed before
+    monkeypatch.setattr(Merge, "run", refuse)  # what is printed is printed before
     result = run(arguments[0], "recipe.yaml", *arguments[1:])
     assert isinstance(result.exception, StoppedError) == (arguments[0] == "run")
     assert "copied    layers.1.mlp.weight (copied from base: a has it not)\n" in result.output
@@ -104,24 +104,3 @@ def test_neither_command_imports_torch_or_transformers_and_plan_starts_fast(run,
     ours, needed = (min(seconds for seconds, _ in side) for side in zip(*runs, strict=True))
     # twice what the libraries that it cannot do without take; the benchmark has the seconds
     assert ours < 3.5 * needed, (ours, needed)
-
-
-def test_the_clock_of_a_progress_line_starts_with_the_work_and_again_with_other_work(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    from transship import progress
-
-    made: list[tuple[int, list[int]]] = []
-
-    class Recorded:
-        def __init__(self, what: str, total: int, *, unit: str = "") -> None:
-            made.append((total, []))
-
-        def __call__(self, done: int, note: str = "") -> None:
-            made[-1][1].append(done)
-
-    monkeypatch.setattr(progress, "Progress", Recorded)
-    watch = _line("learn")
-    for done, total in ((0, 2), (1, 2), (0, 2), (1, 2), (1, 30)):
-        watch(done, total, "")
-    assert [one for one in made if one[1]] == [(2, [0, 1]), (2, [0, 1]), (30, [1])]

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from transship.verbs.merge.methods._dare import Dare
-from transship.verbs.merge.methods._della import RankedDrop
 
 from transship import checkpoints
 from transship.checkpoints.write import TensorPlan, write_file
 from transship.errors import NumericalError, OptionError
 from transship.registry import method_class, method_names
-from transship.verbs.merge.ahead import Ahead
-from transship.verbs.merge.methods import _sparsify
+from transship.verbs.merge import protocol
+from transship.verbs.merge.api import ROOM, merge
+from transship.verbs.merge.methods.dare_linear import DareLinear
+from transship.verbs.merge.methods.della_linear import DellaLinear
 from transship.verbs.merge.plan import MergePlan
-from transship.verbs.merge.recipe.models import sampled_fingerprint
-from transship.verbs.merge.run import ROOM, merge
+from transship.verbs.merge.recipe.plan.models import sampled_fingerprint
+from transship.verbs.merge.recipe.run.ahead import Ahead
 
 Make = Callable[..., None]
 RECIPES: dict[str, dict[str, Any]] = {
@@ -79,12 +79,11 @@ def test_methods_that_draw_draw_the_same_for_any_jobs_and_memory(toys: Make, tmp
 
 def test_all_methods_that_draw_are_among_them():
     """Only the two sparsifiers by chance draw while tensors are made; learning draws before that."""
-    names = [
-        name for name in method_names("merge") if issubclass(method_class("merge", name), Dare | RankedDrop)
-    ]
+    kinds = DareLinear | DellaLinear
+    names = [name for name in method_names("merge") if issubclass(method_class("merge", name), kinds)]
     assert sorted(names) == [name.replace("_", "-") for name in DRAWING]
-    files = sorted(Path(_sparsify.__file__).parent.glob("*.py"))
-    assert [file.name for file in files if "operands.random(" in file.read_text()] == ["_sparsify.py"]
+    files = Path(protocol.__file__).parent.rglob("*.py")
+    assert [file.name for file in files if "operands.random(" in file.read_text()] == ["sparsify.py"]
 
 
 def test_a_recipe_within_a_recipe_is_the_same_with_threads(toys: Make, tmp_path: Path):
@@ -102,15 +101,12 @@ models: [{model: inner, parameters: {weight: 0.3}}, {model: base, parameters: {w
 
 def test_progress_is_reported_in_the_order_of_writing(toys: Make, tmp_path: Path):
     recipe = RECIPES["linear"] | {"models": [{"model": "a"}, {"model": "b"}]}
-    seen: dict[int, list[str]] = {1: [], 4: []}
-    for jobs, names in seen.items():
+    for jobs in (1, 4):
+        seen: list[tuple[str, int, int]] = []
         merge(recipe).save(
-            tmp_path / str(jobs),
-            jobs=jobs,
-            progress=lambda done, total, name, names=names: names.append(name),
+            tmp_path / str(jobs), jobs=jobs, progress=lambda *report, seen=seen: seen.append(report)
         )
-    assert seen[1] == seen[4]
-    assert len(seen[1]) == 6
+        assert seen == [("merging tensors", place, 6) for place in range(7)]
 
 
 def test_a_nan_is_blamed_on_its_input_whatever_the_threads(toys: Make, tmp_path: Path, layered: Any):

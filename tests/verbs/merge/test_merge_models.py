@@ -11,10 +11,11 @@ import pytest
 
 from transship import checkpoints
 from transship.errors import OptionError
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import MergePlan, plan
-from transship.verbs.merge.recipe.adapters import AdapterMerge
-from transship.verbs.merge.recipe.tokenizers import CHAT_TEMPLATES, read_vocabulary
-from transship.verbs.merge.run import merge
+from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
+from transship.verbs.merge.recipe.plan.tokenizers import CHAT_TEMPLATES, read_vocabulary
+from transship.verbs.merge.recipe.run.tensors import Tensors
 
 RECIPES = sorted((Path(__file__).parent / "recipes").glob("*.yaml"))
 
@@ -207,7 +208,7 @@ def test_token_rules_and_padding_are_followed(models: Path):
     padded = plan(path.read_text().replace("pad_to_multiple_of: 16", "pad_to_multiple_of: 50"))
     assert isinstance(padded, MergePlan)
     step = next(step for step in padded.steps if step.name == "model.embed_tokens.weight")
-    rows = [padded.execution.reader(one)(0, 100 * 32).reshape(100, 32) for one in step.inputs]
+    rows = [Tensors(padded).reader(one)(0, 100 * 32).reshape(100, 32) for one in step.inputs]
     for matrix in rows:
         np.testing.assert_allclose(matrix[64:], np.tile(matrix[:64].mean(axis=0), (36, 1)), atol=1e-6)
 

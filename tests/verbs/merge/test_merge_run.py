@@ -12,8 +12,8 @@ import pytest
 
 from transship import checkpoints
 from transship.errors import CheckpointError, OptionError
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import MergePlan, plan
-from transship.verbs.merge.run import merge
 
 Make = Callable[..., None]
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from transship import checkpoints
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import plan
-from transship.verbs.merge.run import merge
 
 ENTRIES = 20_000
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from transship import checkpoints
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.protocol import recipe_method
-from transship.verbs.merge.run import merge
 
 RECIPES = [yaml.safe_load(path.read_text()) for path in (Path(__file__).parent / "recipes").glob("*.yaml")]
 METHODS = [

@@ -12,8 +12,8 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from transship.errors import CheckpointError, NumericalError, TransshipError, TransshipWarning
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.protocol import LearnedMethod, recipe_method, recipe_methods
-from transship.verbs.merge.run import merge
 
 Make = Callable[..., None]
 PLAIN = [name for name in recipe_methods() if not issubclass(recipe_method(name) or object, LearnedMethod)]

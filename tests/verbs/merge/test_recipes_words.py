@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from transship import checkpoints
-from transship.verbs.merge.recipe.tokenizers import read_vocabulary
-from transship.verbs.merge.run import merge
+from transship.verbs.merge.api import merge
+from transship.verbs.merge.recipe.plan.tokenizers import read_vocabulary
 
 Make = Callable[..., None]
 TABLE = "embed_tokens.weight"

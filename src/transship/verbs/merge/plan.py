@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-
-from transship.checkpoints import Adapter, find_dtype
+from transship.checkpoints import Adapter, TensorInfo, find_dtype
 from transship.errors import OptionError
-from transship.numerics import INTERPRETER, TORCH, format_bytes
+from transship.numerics import INTERPRETER, format_bytes
 from transship.registry import method_class
-from transship.verbs.merge.protocol import CHUNK, LearnedMethod, RecipeMethod, parameters_of
-from transship.verbs.merge.recipe.adapters import AdapterMerge, merge_adapters
-from transship.verbs.merge.recipe.check import check_data, check_models, check_runs, wants_task_heads
-from transship.verbs.merge.recipe.compute import Execution, MadeModel
-from transship.verbs.merge.recipe.configs import output_config
-from transship.verbs.merge.recipe.layout import Layout, find_layout
-from transship.verbs.merge.recipe.models import Aligned, Model, StoredModel, align, open_model
-from transship.verbs.merge.recipe.reference import ModelReference
-from transship.verbs.merge.recipe.schema import Recipe, parse_recipes, read_recipes
-from transship.verbs.merge.recipe.slices import find_spans
-from transship.verbs.merge.recipe.steps import Outcome, Step, StepBuilder, check_scopes
-from transship.verbs.merge.recipe.vocabulary import Vocabulary, build_vocabulary
+from transship.verbs.merge.protocol import CHUNK, RecipeMethod, parameters_of
+from transship.verbs.merge.recipe.plan.adapters import AdapterMerge, merge_adapters
+from transship.verbs.merge.recipe.plan.check import check_data, check_models, check_runs, wants_task_heads
+from transship.verbs.merge.recipe.plan.configs import output_config
+from transship.verbs.merge.recipe.plan.footprint import learning_bytes
+from transship.verbs.merge.recipe.plan.layout import Layout, find_layout
+from transship.verbs.merge.recipe.plan.models import Aligned, Model, align, open_model
+from transship.verbs.merge.recipe.plan.slices import find_spans
+from transship.verbs.merge.recipe.plan.steps import Outcome, Step, StepBuilder, check_scopes
+from transship.verbs.merge.recipe.plan.vocabulary import Vocabulary, build_vocabulary
+from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.read.schema import Recipe, parse_recipes, read_recipes
 
 RecipeLike = str | Path | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RecipeOutput:
+    """What another recipe makes, as a model of this one.
+
+    Attributes:
+        label: what the outer recipe calls it.
+        plan: the inner recipe's.
+    """
+
+    label: str
+    plan: MergePlan
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return the config of the inner output."""
+        return self.plan.config
+
+    @property
+    def folder(self) -> Path | None:
+        """Return where the tokenizer files of the inner output come from."""
+        return self.plan.models[self.plan.carrier].model.folder
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return the inner output's tensors."""
+        return {
+            step.name: TensorInfo(
+                step.name, step.shape, step.dtype, step.size * find_dtype(step.dtype).itemsize
+            )
+            for step in self.plan.steps
+        }
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return the aliases of the inner output."""
+        return self.plan.tied
+
+    def fingerprint(self) -> str:
+        """Return the fingerprints of what it is made of."""
+        return "(" + " ".join(model.model.fingerprint() for model in self.plan.models.values()) + ")"
 
 
 @dataclass(frozen=True)
@@ -42,22 +83,21 @@ class MergePlan:
     """
 
     recipe: Recipe
-    models: Mapping[ModelReference, Aligned]
+    models: Mapping[ModelReference, Aligned[Model]]
     layout: Layout
     outcome: Outcome
     config: dict[str, Any]
     vocabulary: Vocabulary | None = None
-    inner: tuple[MergePlan, ...] = field(default=())
+
+    @property
+    def inner(self) -> tuple[RecipeOutput, ...]:
+        """Return the models that other recipes make."""
+        return tuple(model.model for model in self.models.values() if isinstance(model.model, RecipeOutput))
 
     @property
     def steps(self) -> list[Step]:
         """Return the steps in the order in which they are written."""
         return self.outcome.steps
-
-    @functools.cached_property
-    def execution(self) -> Execution:
-        """Return what carries the steps out."""
-        return Execution(self)
 
     @property
     def carrier(self) -> ModelReference:
@@ -76,15 +116,15 @@ class MergePlan:
         """Return the bytes of all inputs of all steps, each counted once for each step."""
         total = 0
         for step in self._every_step():
-            for one in step.origins:
-                info = self.models[one.reference].info(one.tensor)
+            for operand in step.origins:
+                info = self.models[operand.reference].info(operand.tensor)
                 total += info.nbytes if info is not None else 0
         return total
 
     @property
     def bytes_written(self) -> int:
         """Return the bytes of the output's tensors."""
-        return sum(_elements(step) * find_dtype(step.dtype).itemsize for step in self._every_step())
+        return sum(step.size * find_dtype(step.dtype).itemsize for step in self._every_step())
 
     @property
     def peak_memory(self) -> int:
@@ -93,45 +133,22 @@ class MergePlan:
 
     def memory_of(self, jobs: int) -> int:
         """Return the most anonymous memory that `jobs` threads take, finished tensors not counted."""
-        whole = max(
-            (4 * _elements(step) * step.method.whole for step in self.steps if step.method), default=0
-        )
-        kept = sum(max((4 * _elements(step) for step in plan.steps), default=0) for plan in self.inner)
+        whole = max((4 * step.size * step.method.whole for step in self.steps if step.method), default=0)
+        kept = sum(max((4 * step.size for step in model.plan.steps), default=0) for model in self.inner)
         widest = max((len(step.origins) for step in self.steps), default=1)
-        inner = sum(plan.peak_memory - INTERPRETER for plan in self.inner)
+        inner = sum(model.plan.peak_memory - INTERPRETER for model in self.inner)
         return INTERPRETER + self._learning + jobs * (whole + kept + widest * 4 * 4 * CHUNK + inner)
 
     @functools.cached_property
     def _learning(self) -> int:
-        """Return the memory of whole models that run before anything is written."""
         method = next((step.method for step in self.steps if step.method is not None), None)
-        copies = method.held if isinstance(method, LearnedMethod) else (2.0, 1.0)
-        if self.recipe.weights is None and not isinstance(method, LearnedMethod):
-            if not self.recipe.fits_heads:
-                return 0
-            copies = (3.0, 0.0)  # the merged tensors, and one model with its own
-        models = max(len(step.inputs) for step in self.steps)
-        elements = sum(_elements(step) for step in self.steps)
-        return TORCH + int(4 * elements * (copies[0] + models * copies[1])) + self._activations(method)
-
-    def _activations(self, method: RecipeMethod | None) -> int:
-        """Return the most that one batch takes on its way through a model, in any of the passes."""
-        from transship.verbs.merge.recipe.running import HEAD_BATCH, TRIAL_BATCH, Pass, activation_bytes
-
-        passes = [Pass(method.at_once, method.all_blocks)] if isinstance(method, LearnedMethod) else []
-        passes += [Pass(TRIAL_BATCH)] if self.recipe.weights is not None else []
-        passes += [Pass(HEAD_BATCH)] if self.recipe.fits_heads else []
-        found = [
-            activation_bytes(model.model, rule, passes)
-            for reference, model in self.models.items()
-            if isinstance(model.model, StoredModel) and (rule := self.recipe.data_of(reference))
-        ]
-        return max(found, default=0)
+        elements, merged = sum(step.size for step in self.steps), max(len(step.inputs) for step in self.steps)
+        return learning_bytes(self.recipe, method, self.models, elements, merged)
 
     @property
     def largest_output(self) -> int:
         """Return the bytes of the output's largest tensor."""
-        return max((_elements(step) * find_dtype(step.dtype).itemsize for step in self.steps), default=0)
+        return max((step.size * find_dtype(step.dtype).itemsize for step in self.steps), default=0)
 
     def _every_step(self) -> list[Step]:
         return [*self.steps, *(step for steps in self.outcome.heads.values() for step in steps)]
@@ -151,7 +168,7 @@ class MergePlan:
             "copied": self.outcome.copied,
             "dropped": self.outcome.dropped,
             "vocabulary": _words(self.vocabulary),
-            "parameters": sum(_elements(step) for step in self.steps),
+            "parameters": sum(step.size for step in self.steps),
             "bytes_read": self.bytes_read,
             "bytes_written": self.bytes_written,
             "peak_memory": self.peak_memory,
@@ -182,14 +199,19 @@ class MergePlan:
         return "\n".join(lines)
 
 
-def plan(recipe: RecipeLike, *, allow_pickle: bool = False) -> MergePlan | AdapterMerge:
+def plan(
+    recipe: RecipeLike, *, seed: int | None = None, allow_pickle: bool = False
+) -> MergePlan | AdapterMerge:
     """Return what a recipe will do; headers, configs and tokenizers are read, weights are not.
 
     Args:
         recipe: a path, a mapping, or the text of a recipe (told by its line breaks).
+        seed: takes the place of the recipe's.
         allow_pickle: also open `.bin` files, weights only.
     """
     recipes = load(recipe)
+    if seed is not None:
+        recipes = [*recipes[:-1], dataclasses.replace(recipes[-1], seed=seed)]
     return Planner(allow_pickle).plan_file(recipes, ())
 
 
@@ -214,25 +236,25 @@ class Planner:
         """Plan the last recipe of a file; the others before it by the names they have."""
         path = Path(recipes[-1].path)
         above = (*above, path.resolve())
-        made: dict[str, MergePlan | AdapterMerge] = {}
+        earlier: dict[str, MergePlan | AdapterMerge] = {}
         later = {recipe.name for recipe in recipes if recipe.name is not None}
         for recipe in recipes:
-            found = self._plan(recipe, above, made, later)
+            planned = self._plan(recipe, above, earlier, later)
             if recipe.name is not None:
-                made[recipe.name] = found
-        return found
+                earlier[recipe.name] = planned
+        return planned
 
     def _plan(
         self,
         recipe: Recipe,
         above: tuple[Path, ...],
-        made: Mapping[str, MergePlan | AdapterMerge],
+        earlier: Mapping[str, MergePlan | AdapterMerge],
         names: set[str],
     ) -> MergePlan | AdapterMerge:
         references = recipe.references()
         opened: dict[ModelReference, Model | Adapter] = {}
         for reference in references:
-            opened[reference] = self._open(recipe, reference, above, made, names)
+            opened[reference] = self._open(recipe, reference, above, earlier, names)
         listed = [
             source.model for module in recipe.modules for part in module.slices for source in part.sources
         ]
@@ -263,12 +285,12 @@ class Planner:
         recipe: Recipe,
         reference: ModelReference,
         above: tuple[Path, ...],
-        made: Mapping[str, MergePlan | AdapterMerge],
+        earlier: Mapping[str, MergePlan | AdapterMerge],
         names: set[str],
     ) -> Model | Adapter:
         text = str(reference)
-        if text in made:
-            return _made(recipe, reference, made[text])
+        if text in earlier:
+            return _output(recipe, reference, earlier[text])
         if text in names:
             raise OptionError(
                 f"it uses '{text}', which is itself or comes later",
@@ -284,10 +306,10 @@ class Planner:
             raise OptionError(
                 f"the recipes use one another in a loop ({chain})", where=recipe.path, fix="break it"
             )
-        return _made(recipe, reference, self.plan_file(read_recipes(path), above))
+        return _output(recipe, reference, self.plan_file(read_recipes(path), above))
 
 
-def _made(recipe: Recipe, reference: ModelReference, inner: MergePlan | AdapterMerge) -> MadeModel:
+def _output(recipe: Recipe, reference: ModelReference, inner: MergePlan | AdapterMerge) -> RecipeOutput:
     if isinstance(inner, AdapterMerge) or inner.outcome.heads:
         kind = "an adapter" if isinstance(inner, AdapterMerge) else "one model for each task"
         raise OptionError(
@@ -295,7 +317,7 @@ def _made(recipe: Recipe, reference: ModelReference, inner: MergePlan | AdapterM
             where=recipe.path,
             fix="save it first",
         )
-    return MadeModel(str(reference), inner)
+    return RecipeOutput(str(reference), inner)
 
 
 def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> MergePlan:
@@ -309,7 +331,7 @@ def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> Merg
         for reference, model in models.items()
     }
     layout = layouts[recipe.donor]
-    depths = {ref: {stack.module: stack.layers for stack in found.stacks} for ref, found in layouts.items()}
+    depths = {ref: {stack.module: stack.layers for stack in own.stacks} for ref, own in layouts.items()}
     check_models(recipe, models)
     check_runs(recipe, kind, models)
     spans = find_spans(recipe, kind, layout, depths)
@@ -319,31 +341,26 @@ def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> Merg
     if not outcome.steps:
         raise OptionError("the models have no tensor in common", where=recipe.path, fix="check the models")
     config = output_config(recipe, models, layout, spans, outcome.steps, vocabulary)
-    inner = tuple(model.plan for model in opened.values() if isinstance(model, MadeModel))
-    return MergePlan(recipe, models, layout, outcome, config, vocabulary, inner)
-
-
-def _elements(step: Step) -> int:
-    return int(np.prod(step.shape, dtype=np.int64))
+    return MergePlan(recipe, models, layout, outcome, config, vocabulary)
 
 
 def _describe(step: Step) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "name": step.name,
         "shape": list(step.shape),
         "dtype": step.dtype,
         "action": step.action,
-        "inputs": [f"{one.reference}: {one.tensor}" for one in step.inputs],
+        "inputs": [f"{operand.reference}: {operand.tensor}" for operand in step.inputs],
     }
     if step.base is not None:
-        found["base"] = f"{step.base.reference}: {step.base.tensor}"
+        facts["base"] = f"{step.base.reference}: {step.base.tensor}"
     if step.method is not None:
         fields = {name: getattr(step.method, name) for name in parameters_of(type(step.method), "recipe")}
-        found["parameters"] = {name: value for name, value in fields.items() if name not in step.values}
-        found["per_model"] = {name: list(values) for name, values in step.values.items()}
+        facts["parameters"] = {name: value for name, value in fields.items() if name not in step.values}
+        facts["per_model"] = {name: list(values) for name, values in step.values.items()}
     if step.note:
-        found["note"] = step.note
-    return found
+        facts["note"] = step.note
+    return facts
 
 
 def _words(vocabulary: Vocabulary | None) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from transship.errors import OptionError
 from transship.numerics import chunks, derive_seed
+from transship.progress import Progress, quiet
 from transship.registry import Method, has_method, method_class, method_names, parse_fields, unknown
 
 if TYPE_CHECKING:
@@ -30,13 +31,8 @@ Floats = npt.NDArray[np.float32]
 Reader = Callable[[int, int], Floats]
 CHUNK = 1 << 17  # elements, as the writer has them
 
-Watch = Callable[[int, int, str], None]
 Facet = Literal["recipe", "fusion"]
 _WHERE: dict[Facet, str] = {"recipe": "in recipes", "fusion": "one after another"}
-
-
-def nobody(done: int, total: int, what: str) -> None:
-    """Tell nobody how far the work is."""
 
 
 def parameter(
@@ -230,14 +226,14 @@ class Joint:
         models: in the recipe's order.
         values: parameter → its value for each of `models`.
         seed: the recipe's.
-        watch: called with (steps done, steps in all, what) as the work goes on.
+        progress: is told how far the work is.
     """
 
     base: Mapping[str, Tensor]
     models: Sequence[Learner]
     values: Mapping[str, Sequence[float]] = field(default_factory=dict)
     seed: int = 0
-    watch: Watch = nobody
+    progress: Progress = quiet
 
 
 class LearnedMethod(RecipeMethod):

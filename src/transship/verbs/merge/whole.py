@@ -7,18 +7,22 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from transship.checkpoints.write import TensorPlan, applied, write_checkpoint
+from transship.verbs.merge.recipe.plan.models import StoredModel
 
-def whole_model(
-    base: Path | None, adapter: Path | None, owner: object, *, allow_pickle: bool = False
-) -> Path:
-    """Write base + adapter to a temporary folder, which goes when `owner` does, and return it.
+
+def whole_model(stored: StoredModel, owner: object) -> Path:
+    """Write a base with its adapter to a temporary folder, which goes when `owner` does, and return it.
 
     Whether the two belong together is the caller's to ask.
     """
-    from transship.verbs.merge.run import merge
-
+    if stored.update is None:
+        raise ValueError(f"{stored.label} has no adapter")
     folder = Path(tempfile.mkdtemp(prefix="transship-adapter-"))
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
-    model = {"model": {"path": str(base)}, "lora": {"path": str(adapter)}}
-    recipe = {"merge_method": "passthrough", "models": [{"model": model}], "compatibility": "off"}
-    return merge(recipe, allow_pickle=allow_pickle).save(folder / "model")
+    plans = [*applied(stored.checkpoint, stored.update)]
+    for name, producer in stored.update.added.items():
+        info = stored.tensors[name]
+        plans.append(TensorPlan(name, info.shape, info.dtype, producer))
+    config = stored.config
+    return write_checkpoint(folder / "model", plans, like=stored.checkpoint, config=config, sync=False)

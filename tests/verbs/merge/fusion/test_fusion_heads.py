@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from transship.errors import OptionError
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, head_kinds, polish, tune
 from transship.verbs.merge.maths.adam import Adam
+from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry, head_kinds, polish, tune
 
 
 @pytest.fixture

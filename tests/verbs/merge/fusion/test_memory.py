@@ -44,7 +44,7 @@ def test_otmf_takes_the_memory_that_it_states(granularity: str, copies: int):
 
 
 def _rows(inputs: torch.Tensor) -> Any:
-    from transship.verbs.merge.fusion.rows import TaskRows
+    from transship.verbs.merge.tasks.rows import TaskRows
 
     return TaskRows(inputs)
 

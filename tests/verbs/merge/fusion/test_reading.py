@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry, polish
 from transship.verbs.merge.fusion.inputs import read_kept, write_kept
-from transship.verbs.merge.fusion.tasks import Kept
+from transship.verbs.merge.fusion.task import Kept
+from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry, polish
 
 
 class Counted(nn.Sequential):

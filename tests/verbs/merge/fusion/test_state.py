@@ -116,7 +116,7 @@ def test_kept_inputs_come_back_as_they_were(kind: str, tmp_path: Path):
     from PIL import Image
 
     from transship.verbs.merge.fusion.inputs import read_kept, write_kept
-    from transship.verbs.merge.fusion.tasks import Kept
+    from transship.verbs.merge.fusion.task import Kept
 
     random = np.random.default_rng(0)
     inputs: Any = {

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from transship import checkpoints
 from transship.cli.merge import command
 from transship.errors import NumericalError, OptionError, TransshipError
+from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import plan
-from transship.verbs.merge.run import merge
 
 
 def recipe(method: str, *, base: str | None = "base", **more: Any) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def answers(folder: Path | str, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_carried_heads_are_the_ridge_from_merged_features_onto_the_own_answers(
     pictures: Path, tmp_path: Path, method: str
 ):
-    from transship.verbs.merge.fusion.heads import HeadSettings, LinearHead, carry
+    from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry
 
     parameters = {"parameters": {"weight": 1.5}} if method == "task_arithmetic" else {}
     out = merge(recipe(method, heads="carried", **parameters)).save(tmp_path / "out")

@@ -11,9 +11,9 @@ from torch import Tensor
 from transship.errors import NumericalError
 from transship.verbs.merge.fusion.origin import ModuleOrigin
 from transship.verbs.merge.joint import JointTask
-from transship.verbs.merge.learning.search import Answers, Factors, Search, answers_of
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.protocol import Seen
+from transship.verbs.merge.recipe.run.search import Answers, Factors, Search, answers_of
 
 Tasks = dict[str, JointTask]
 

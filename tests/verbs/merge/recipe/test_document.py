@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.errors import OptionError
-from transship.verbs.merge.recipe.document import Block, parse_documents, read_documents
+from transship.verbs.merge.recipe.read.document import Block, parse_documents, read_documents
 
 scalars = st.one_of(
     st.booleans(), st.integers(-9, 9), st.floats(-9, 9), st.text("abcxyz", min_size=1), st.none()

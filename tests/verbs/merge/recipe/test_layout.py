@@ -1,7 +1,7 @@
 import pytest
 
 from transship.errors import CheckpointError
-from transship.verbs.merge.recipe.layout import find_layout, is_head
+from transship.verbs.merge.recipe.plan.layout import find_layout, is_head
 
 
 def names(prefix: str, layers: int) -> list[str]:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.errors import OptionError
-from transship.verbs.merge.recipe.document import parse_documents
-from transship.verbs.merge.recipe.parameters import (
+from transship.verbs.merge.recipe.read.document import parse_documents
+from transship.verbs.merge.recipe.read.parameters import (
     Rule,
     Setting,
     gradient,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from transship.checkpoints import narrow
 from transship.errors import NumericalError
-from transship.verbs.merge.recipe import compute
-from transship.verbs.merge.recipe.planar import interleaved
-from transship.verbs.merge.run import merge
+from transship.verbs.merge.api import merge
+from transship.verbs.merge.recipe.run import tensors
+from transship.verbs.merge.recipe.run.planar import interleaved
 
 # every float32, with midpoints between two bfloat16 among them
 patterns = st.one_of(
@@ -50,7 +50,7 @@ def test_a_merge_in_pairs_has_the_same_bytes(
     given = {"linear": {"weight": 0.3}, "task_arithmetic": {"weight": 0.3}, "nearswap": {"t": 0.005}}
     recipe["parameters"] = given.get(method, {})
     in_pairs = merge(recipe).tensor("x.weight")
-    monkeypatch.setattr(compute, "planar_operands", lambda *arguments: None)
+    monkeypatch.setattr(tensors, "planar_operands", lambda *arguments: None)
     np.testing.assert_array_equal(in_pairs, merge(recipe).tensor("x.weight"))
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from transship.errors import OptionError
-from transship.verbs.merge.recipe.reference import ModelReference, Place, parse_reference
-from transship.verbs.merge.recipe.schema import parse_recipes
+from transship.verbs.merge.recipe.read.reference import ModelReference, Place, parse_reference
+from transship.verbs.merge.recipe.read.schema import parse_recipes
 
 SLICES = (
     "merge_method: linear\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from transship.verbs.merge.recipe import tokenizers, words
-from transship.verbs.merge.recipe.words import Difference, Words
+from transship.verbs.merge.recipe.plan import tokenizers, words
+from transship.verbs.merge.recipe.plan.words import Difference, Words
 
 
 def spoken(folder: Path, rows: dict[str, int] | list[str], *, name: str = "tokenizer.json") -> Words:

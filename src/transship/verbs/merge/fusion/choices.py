@@ -8,9 +8,9 @@ from typing import Any
 
 from transship.errors import OptionError
 from transship.registry import parse_fields
-from transship.verbs.merge.fusion.heads import LABELLED, HeadSettings, head_kinds
 from transship.verbs.merge.fusion.refresh import Fitting
 from transship.verbs.merge.protocol import ContinualMethod, continual_method, parameters_of
+from transship.verbs.merge.tasks.heads import LABELLED, HeadSettings, head_kinds
 
 # The strength that `auto` recommends. Where inputs are kept and heads refitted, the average at the length of
 # the updates is worth as much as OPCM, depends on no order, and lets models leave again. Where heads are

@@ -19,12 +19,13 @@ from transship.checkpoints import Adapter, Checkpoint, Update, check_finite
 from transship.checkpoints import open as open_checkpoint
 from transship.checkpoints.names import translation
 from transship.errors import CheckpointError
-from transship.verbs.merge.fusion.heads import LinearHead
 from transship.verbs.merge.fusion.origin import FineTune, Origin
-from transship.verbs.merge.fusion.tasks import TaskModel
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.recipe.lineage import check_adapter
-from transship.verbs.merge.recipe.words import Words
+from transship.verbs.merge.recipe.plan.lineage import check_adapter
+from transship.verbs.merge.recipe.plan.models import StoredModel
+from transship.verbs.merge.recipe.plan.words import Words
+from transship.verbs.merge.tasks.heads import LinearHead
+from transship.verbs.merge.tasks.model import TaskModel
 from transship.verbs.merge.whole import whole_model
 
 _SPEAKING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -231,8 +232,9 @@ class CheckpointOrigin(Origin):
 
     def _admit_adapter(self, adapter: Adapter, name: str) -> FineTune:
         change = Update.from_adapter(adapter, self.checkpoint)
-        if change.added:
-            return self._admit_headed(adapter, name)
+        if change.added:  # it brings a head: the model that it makes of the base joins
+            whole = whole_model(StoredModel(adapter.name, self.checkpoint, change, adapter), owner=self)
+            return replace(self.admit(whole, name), source=adapter.name, fingerprint=adapter.fingerprint())
         stored = parameter_names(self.loaded, self.checkpoint)
         tuned = {}
         for one, tensor in self.weights.items():
@@ -245,12 +247,6 @@ class CheckpointOrigin(Origin):
         self.names = self.names or tuple(update)
         model = TaskModel(name, self.model, {one: one for one in self.names}, None)
         return FineTune(adapter.name, adapter.fingerprint(), update, model)
-
-    def _admit_headed(self, adapter: Adapter, name: str) -> FineTune:
-        """Return an adapter with a head of its own as the model that it makes of the base."""
-        places = self.checkpoint.folder, adapter.folder
-        whole = whole_model(*places, owner=self, allow_pickle=self.allow_pickle)
-        return replace(self.admit(whole, name), source=adapter.name, fingerprint=adapter.fingerprint())
 
 
 def _files(loaded: LoadedModel, checkpoint: Checkpoint, names: Mapping[str, str]) -> TaskFiles:

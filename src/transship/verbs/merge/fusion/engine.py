@@ -14,15 +14,16 @@ from transship.errors import DataError, OptionError
 from transship.registry import unknown
 from transship.verbs.merge.fusion.choices import choose
 from transship.verbs.merge.fusion.evaluate import StepReport, summary
-from transship.verbs.merge.fusion.heads import LABELLED, HeadKind, HeadSettings, LinearHead, carry
 from transship.verbs.merge.fusion.joining import check_inputs, new_task
 from transship.verbs.merge.fusion.measure import PeakMemory
 from transship.verbs.merge.fusion.origin import FineTune, ModuleOrigin, Origin
 from transship.verbs.merge.fusion.refresh import Fitting, find_strength, refresh, scaled
-from transship.verbs.merge.fusion.rows import TaskRows, task_rows
-from transship.verbs.merge.fusion.tasks import Rows, Task, TaskModel
+from transship.verbs.merge.fusion.task import Task
 from transship.verbs.merge.maths.states import State, Vector, norm
 from transship.verbs.merge.protocol import Arrival, ContinualMethod
+from transship.verbs.merge.tasks.heads import LABELLED, HeadKind, HeadSettings, LinearHead, carry
+from transship.verbs.merge.tasks.model import Rows, TaskModel
+from transship.verbs.merge.tasks.rows import TaskRows, task_rows
 
 
 class Fusion:

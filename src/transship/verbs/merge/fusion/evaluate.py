@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,16 +52,11 @@ class StepReport:
         return asdict(self)
 
 
-def accuracy(outputs: Float[Tensor, "inputs classes"], labels: Int[Tensor, " inputs"]) -> float:
-    """Return how often the largest output is the label."""
-    return float((outputs.argmax(1).cpu() == labels.cpu()).double().mean())
-
-
 def shift(merged: Float[Tensor, "inputs width"], own: Float[Tensor, "inputs width"]) -> tuple[float, float]:
     """Return Δ = mean ‖f_m(x) − f_i(x)‖₁ (Eq. 1) and the debiased Sinkhorn divergence of unit features."""
     delta = float((merged.double() - own.double()).abs().sum(1).mean())
     rows = slice(SHIFT_ROWS)
-    unit = [functional.normalize(one[rows].double(), dim=1) for one in (merged, own)]
+    unit = [functional.normalize(features[rows].double(), dim=1) for features in (merged, own)]
     with torch.no_grad():
         divergence = float(sinkhorn_divergence(unit[0], unit[1]).value)
     return delta, max(divergence, 0.0)
@@ -86,18 +81,18 @@ def quality(history: Sequence[StepReport], tasks: Sequence[str], kind: str) -> Q
     """Return ACC and BWT of one kind of head for `tasks`, in their order of arrival; None without figures."""
     rows = []
     for step in history:
-        found = step.accuracy.get(kind, {})
-        rows.append(tuple(found.get(task, math.nan) for task in tasks))
+        accuracies = step.accuracy.get(kind, {})
+        rows.append(tuple(accuracies.get(task, math.nan) for task in tasks))
     if not rows or all(math.isnan(value) for value in rows[-1]):
         return None
     last = [value for value in rows[-1] if not math.isnan(value)]
-    moved = []
+    changes = []
     for place, task in enumerate(tasks[:-1]):
         came = [number for number, step in enumerate(history) if step.task == task and not step.removed]
         arrival = rows[came[-1]][place] if came else math.nan
         if not math.isnan(arrival) and not math.isnan(rows[-1][place]):
-            moved.append(rows[-1][place] - arrival)
-    bwt = sum(moved) / len(moved) if moved else math.nan
+            changes.append(rows[-1][place] - arrival)
+    bwt = sum(changes) / len(changes) if changes else math.nan
     return Quality(sum(last) / len(last), bwt, tuple(rows))
 
 
@@ -108,13 +103,13 @@ def summary(
     kinds: dict[str, Any] = {}
     fixed = quality(history, tasks, "own")
     for kind in dict.fromkeys(kind for step in history for kind in step.accuracy):
-        found = quality(history, tasks, kind)
-        if found is not None:
+        figures = quality(history, tasks, kind)
+        if figures is not None:
             kinds[kind] = {
-                "acc": found.acc,
-                "bwt": _number(found.bwt),
+                "acc": figures.acc,
+                "bwt": _number(figures.bwt),
                 "bwt_fixed_heads": None if fixed is None else _number(fixed.bwt),
-                "matrix": [[_number(value) for value in row] for row in found.matrix],
+                "matrix": [[_number(value) for value in row] for row in figures.matrix],
             }
     alone = [value for value in individual.values() if value is not None]
     last = history[-1] if history else None

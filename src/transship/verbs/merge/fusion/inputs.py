@@ -11,7 +11,8 @@ from torch import Tensor
 
 from transship.errors import DataError
 from transship.geometry.storage import read_arrays, write_arrays
-from transship.verbs.merge.fusion.tasks import Kept, Rows
+from transship.verbs.merge.fusion.task import Kept
+from transship.verbs.merge.tasks.model import Rows
 
 _KIND, _VERSION = "transship.fusion.inputs", 1
 

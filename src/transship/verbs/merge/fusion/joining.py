@@ -7,13 +7,12 @@ from torch import Tensor
 
 from transship.errors import DataError
 from transship.verbs.merge.fusion.choices import Choices
-from transship.verbs.merge.fusion.evaluate import accuracy
-from transship.verbs.merge.fusion.heads import LABELLED, LinearHead
 from transship.verbs.merge.fusion.origin import FineTune
-from transship.verbs.merge.fusion.rows import TaskRows, take
-from transship.verbs.merge.fusion.tasks import Kept, Task, TestRows
+from transship.verbs.merge.fusion.task import Kept, Task
 from transship.verbs.merge.maths.states import norm
 from transship.verbs.merge.protocol import Arrival
+from transship.verbs.merge.tasks.heads import LABELLED, LinearHead, accuracy
+from transship.verbs.merge.tasks.rows import TaskRows, TestRows, take
 
 
 def check_inputs(tuned: FineTune, rows: TaskRows, choices: Choices, *, joins: bool) -> None:

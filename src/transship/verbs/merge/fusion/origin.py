@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from transship.activations import FunctionalModel, load_model
 from transship.activations.functional import Features
 from transship.errors import CheckpointError, NumericalError
-from transship.verbs.merge.fusion.heads import LinearHead
-from transship.verbs.merge.fusion.tasks import TaskModel
 from transship.verbs.merge.maths.states import Vector, norm
+from transship.verbs.merge.tasks.heads import LinearHead
+from transship.verbs.merge.tasks.model import TaskModel
 
 # A fine-tune moves its weights by a few percent; another model of the same shape lies at about √2.
 STRANGER = 0.7

@@ -182,7 +182,7 @@ def _tsne(fusion: "Fusion") -> list[Block]:
     """Return a map per task (the last few) of merged and own features of the same inputs (Figs. 3–10)."""
     from sklearn.manifold import TSNE
 
-    from transship.verbs.merge.fusion.rows import take
+    from transship.verbs.merge.tasks.rows import take
 
     blocks: list[Block] = []
     for task in fusion.tasks[-TSNE_TASKS:]:

@@ -7,10 +7,19 @@ import torch
 from torch import Tensor
 
 from transship.errors import OptionError
-from transship.verbs.merge.fusion.evaluate import StepReport, accuracy, shift
-from transship.verbs.merge.fusion.heads import FRESH, HeadKind, HeadSettings, LinearHead, carry, polish, tune
-from transship.verbs.merge.fusion.tasks import Kept, Task
+from transship.verbs.merge.fusion.evaluate import StepReport, shift
+from transship.verbs.merge.fusion.task import Kept, Task
 from transship.verbs.merge.maths.states import Vector, norm
+from transship.verbs.merge.tasks.heads import (
+    FRESH,
+    HeadKind,
+    HeadSettings,
+    LinearHead,
+    accuracy,
+    carry,
+    polish,
+    tune,
+)
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 HELD_OUT = 3  # one kept input in so many judges a strength

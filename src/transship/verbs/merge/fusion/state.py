@@ -11,9 +11,7 @@
 The folder is written beside its target and exchanged in one step: a kill leaves the old one.
 """
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,16 +31,18 @@ from transship.errors import CheckpointError, OutputError, TransshipError
 from transship.geometry.storage import read_arrays, write_arrays
 from transship.verbs.merge.fusion.disk import CheckpointOrigin, TaskFiles
 from transship.verbs.merge.fusion.evaluate import StepReport
-from transship.verbs.merge.fusion.heads import HEAD_KINDS, HeadKind, LinearHead
 from transship.verbs.merge.fusion.inputs import read_kept, write_kept
-from transship.verbs.merge.fusion.rows import task_rows
-from transship.verbs.merge.fusion.tasks import Task, TestRows
+from transship.verbs.merge.fusion.task import Task
 from transship.verbs.merge.maths.states import State, Vector
+from transship.verbs.merge.tasks.folder import link, write_task
+from transship.verbs.merge.tasks.heads import HEAD_KINDS, HeadKind, LinearHead
+from transship.verbs.merge.tasks.rows import TestRows, task_rows
 
 if TYPE_CHECKING:
     from transship.verbs.merge.fusion.engine import Fusion
 
 FORMAT, VERSION = "transship.fusion", 1
+BACKBONE = "backbone.safetensors"
 
 
 def save(fusion: "Fusion", folder: Path, *, force: bool) -> Path:
@@ -216,17 +216,26 @@ def _write_tasks(place: Path, fusion: "Fusion", origin: CheckpointOrigin) -> Non
                 tensors[f"{kind}.bias"] = head.bias
         _save(place / "heads" / f"{task.name}.safetensors", tensors, task.name)
         _keep_inputs(place / "inputs" / task.name, task)
-        if task.files is not None:
-            files: TaskFiles = task.files()
-            target = place / "tasks" / task.name
-            target.mkdir(parents=True)
-            _write_task(target, files, fusion.head(task.name) if task.heads else None)
-            key = tuple(files.backbone.values())
-            if key not in written:
-                written[key] = target / "backbone.safetensors"
-                write_file(written[key], _backbone_plans(files, merged, dtypes))
-            else:
-                _link(written[key], target / "backbone.safetensors")
+        if task.files is None:
+            continue
+        files: TaskFiles = task.files()
+        target = place / "tasks" / task.name
+        target.mkdir(parents=True)
+        names = tuple(files.backbone.values())
+        if names not in written:
+            written[names] = target / BACKBONE
+            write_file(written[names], _backbone_plans(files, merged, dtypes))
+        plans = _head_plans(files, fusion.head(task.name) if task.heads else None)
+        write_task(
+            target,
+            {BACKBONE: (written[names], names)},
+            ("head.safetensors", plans),
+            config=with_dtype(dict(files.checkpoint.config), files.checkpoint.dtype),
+            total_size=sum(plan.nbytes(plan.dtype) for plan in plans),
+        )
+        for name, path in carried_files(files.checkpoint).items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / name)
 
 
 def _backbone_plans(files: TaskFiles, merged: Vector, dtypes: Mapping[str, str]) -> list[TensorPlan]:
@@ -237,47 +246,27 @@ def _backbone_plans(files: TaskFiles, merged: Vector, dtypes: Mapping[str, str])
     ]
 
 
-def _write_task(target: Path, files: TaskFiles, head: LinearHead | None) -> None:
+def _head_plans(files: TaskFiles, head: LinearHead | None) -> list[TensorPlan]:
     values = dict(files.head)
     if head is not None and files.linear is not None:
         weight, bias = files.linear
         values[weight] = head.weight
         if bias is not None and head.bias is not None:
             values[bias] = head.bias
-    plans = [
+    return [
         TensorPlan(name, tuple(tensor.shape), files.dtypes[name], _keeping(tensor))
         for name, tensor in values.items()
     ]
-    write_file(target / "head.safetensors", plans)
-    places = dict.fromkeys(files.backbone.values(), "backbone.safetensors")
-    places |= dict.fromkeys(values, "head.safetensors")
-    total = sum(plan.nbytes(plan.dtype) for plan in plans)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-    (target / "model.safetensors.index.json").write_text(as_json(index), encoding="utf-8")
-    config = with_dtype(dict(files.checkpoint.config), files.checkpoint.dtype)
-    (target / "config.json").write_text(as_json(config), encoding="utf-8")
-    for name, path in carried_files(files.checkpoint).items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target / name)
 
 
 def _keep_inputs(target: Path, task: Task) -> None:
     """Write kept inputs, or link to those that lie in the fusion's folder already."""
     if task.inputs_in is not None:
-        shutil.copytree(task.inputs_in, target, copy_function=_link)
+        shutil.copytree(task.inputs_in, target, copy_function=link)
         return
     kept = task.keeper()
     if kept is not None and len(kept):
         write_kept(target, kept)
-
-
-def _link(source: Any, target: Any) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, target)
 
 
 def _read_task(folder: Path, origin: CheckpointOrigin, entry: Mapping[str, Any], seed: int) -> Task:
@@ -306,7 +295,7 @@ def _read_task(folder: Path, origin: CheckpointOrigin, entry: Mapping[str, Any],
 
 def _rest_on(task: Task, folder: Path, origin: CheckpointOrigin) -> None:
     """Let a task read what it needs from the fusion's folder, when it needs it."""
-    from transship.verbs.merge.fusion.tasks import TaskModel
+    from transship.verbs.merge.tasks.model import TaskModel
 
     # the task itself stays out of the functions: a cycle would keep the base alive until it is collected
     name, own = task.name, task.heads.get("own")

@@ -14,9 +14,10 @@ from torch import Tensor
 from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import derive_seed
+from transship.progress import Progress, quiet
 from transship.verbs.merge.maths.checks import class_logits
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.protocol import Seen, Watch, nobody
+from transship.verbs.merge.protocol import Seen
 
 # (learnt tensors) → the merged backbone
 Build = Callable[[], Vector]
@@ -31,14 +32,14 @@ class Descent:
         learning_rate: Adam's.
         batch_size: inputs of each task per step.
         seed: of the order of inputs, and of random masks.
-        watch: called with (steps done, steps in all, what) after every step.
+        progress: is told how many steps are done.
     """
 
     steps: int = 1000
     learning_rate: float = 1e-3
     batch_size: int = 16
     seed: int = 0
-    watch: Watch = nobody
+    progress: Progress = quiet
 
     def minimise(self, learnt: Sequence[Tensor], build: Build, tasks: Sequence[Seen]) -> list[float]:
         """Move `learnt` down the loss of what `build` makes of it; returns the loss of every step.
@@ -85,7 +86,7 @@ class Descent:
             parallel.add_gradients(learnt)
             optimiser.step()
             losses.append(total)
-            self.watch(step + 1, self.steps, f"entropy {total:.3f}")
+            self.progress("learning", step + 1, self.steps)
         return losses
 
 

@@ -19,8 +19,9 @@ def summed(joint: Joint, taken: Taken) -> State:
 def _states(joint: Joint, taken: Taken) -> Iterator[State]:
     weights = joint.values.get("weight", [1.0] * len(joint.models))
     for place, (model, weight) in enumerate(zip(joint.models, weights, strict=True)):
-        joint.watch(place, len(joint.models), model.name)
+        joint.progress("reading models", place, len(joint.models))
         update = model.update()
         tuned = {name: joint.base[name] + change for name, change in update.items()}
         yield taken(model.seen(), tuned, update, float(weight))
         model.close()
+    joint.progress("reading models", len(joint.models), len(joint.models))

@@ -43,7 +43,7 @@ class EntropyMethod(LearnedMethod, ContinualMethod):
         """Return the merged update of all models together."""
         updates = [model.update() for model in joint.models]
         tasks = [model.seen() for model in joint.models]
-        descent = Descent(self.steps, self.learning_rate, self.batch_size, joint.seed, joint.watch)
+        descent = Descent(self.steps, self.learning_rate, self.batch_size, joint.seed, joint.progress)
         return self.learned(joint.base, updates, tasks, descent)[0]
 
     def first(self, arrival: Arrival) -> State:

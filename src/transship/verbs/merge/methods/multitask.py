@@ -52,7 +52,7 @@ class Multitask(LearnedMethod):
             for place, task in enumerate(tasks)
         ]
         for step in range(self.steps):
-            joint.watch(step, self.steps, "training")
+            joint.progress("training", step, self.steps)
             optimiser.zero_grad(set_to_none=True)
             for task, classes, stream in zip(tasks, labels, draws, strict=True):
                 rows = next(stream)
@@ -72,6 +72,7 @@ class Multitask(LearnedMethod):
                 loss.backward()  # type: ignore[no-untyped-call]
             parallel.add_gradients(weights.values())
             optimiser.step()
+        joint.progress("training", self.steps, self.steps)
         return {name: tensor.detach() - joint.base[name] for name, tensor in weights.items()}
 
     def _start(self, joint: Joint) -> Vector:

@@ -73,7 +73,7 @@ class Otmf(LearnedMethod, ContinualMethod):
             seen = model.seen()
             arrival = Arrival(number, joint.base, model.update(), seen, before, joint.seed)
             state = self.add(state, arrival) if state else self.first(arrival)
-            joint.watch(number, len(joint.models), model.name)
+            joint.progress("merging models", number, len(joint.models))
             before = seen
         return self.merged(state, joint.base)
 

@@ -58,11 +58,12 @@ class RegmeanPlusPlus(LearnedMethod):
         updates = [update for _, update in models]
         merged = {name: _mean(updates, weights, name) for name in joint.base if inside[name] not in layers}
         for place, (layer, names) in enumerate(order):
-            joint.watch(place, len(order), layer)
+            joint.progress("solving layers", place, len(order))
             merged |= self._layer(joint, models, weights, merged, names)
             for name in joint.base:
                 if inside[name] == layer and name not in merged:
                     merged[name] = _mean(updates, weights, name)
+        joint.progress("solving layers", len(order), len(order))
         return {name: merged[name] for name in joint.base}
 
     def _layer(

@@ -1,1 +1,0 @@
-"""What data says about how models should be joined: the same maths for recipes and for continual merging."""

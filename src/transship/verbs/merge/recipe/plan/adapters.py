@@ -1,0 +1,306 @@
+"""Adapters in, an adapter out: a weighted sum of low-rank updates is their factors side by side.
+
+Adapters that bring heads of their own (PEFT's `modules_to_save`) give one adapter for each task: the same
+factors, and the task's head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePath
+from typing import Any, cast
+
+import numpy as np
+
+from transship import checkpoints
+from transship.checkpoints import Adapter, Checkpoint, Update
+from transship.checkpoints.names import translation
+from transship.checkpoints.renaming import empty_model, names_in_memory
+from transship.checkpoints.terms import Factors, LowRank
+from transship.errors import CheckpointError, OptionError
+from transship.numerics import TORCH
+from transship.registry import method_class
+from transship.verbs.merge.protocol import Floats, RecipeMethod, recipe_method, recipe_methods
+from transship.verbs.merge.recipe.plan.check import complain
+from transship.verbs.merge.recipe.plan.layout import find_layout, is_head
+from transship.verbs.merge.recipe.plan.lineage import check_adapter
+from transship.verbs.merge.recipe.read.parameters import Settings, layer_position, resolve
+from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.read.schema import Recipe, Source
+from transship.verbs.merge.recipe.read.values import coerce
+
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?A(?:\..+)?")
+
+
+@dataclass(frozen=True)
+class AdapterMerge:
+    """A merge of adapters of one base.
+
+    Attributes:
+        weights: tensor → the factor of each adapter that changes it.
+        modules: for each adapter, the base's tensor → the module's name in it, and its rank.
+        heads: adapter → tensors that it brings beside its factors, by their names in the model it is for.
+    """
+
+    recipe: Recipe
+    base: Checkpoint
+    adapters: Mapping[ModelReference, Adapter]
+    updates: tuple[Update, ...]
+    weights: Mapping[str, tuple[float, ...]]
+    modules: tuple[Mapping[str, tuple[str, int]], ...]
+    heads: Mapping[ModelReference, Mapping[str, Callable[[], Floats]]] = field(default_factory=dict)
+
+    def factors(self, name: str) -> Factors:
+        """Return up and down of Σ_i w_i s_i B_i A_i, cut to `lora_rank` where it is given."""
+        ups, downs = [], []
+        for update, weight in zip(self.updates, self.weights[name], strict=True):
+            pair = update.factors(name) if name in update else None
+            if pair is not None:
+                ups.append(pair[0] * np.float32(weight))
+                downs.append(pair[1])
+        return truncated(np.concatenate(ups, axis=1), np.concatenate(downs, axis=0), self.recipe.lora_rank)
+
+    def update(self) -> Update:
+        """Return the merged update, as factors, by the base's names."""
+        return Update.from_arrays({name: self.factors(name) for name in self.weights}, base=self.base)
+
+    def check_bases(self) -> None:
+        """Refuse adapters whose own base has other weights than this; warn where only the names differ."""
+        if self.recipe.compatibility != "off":
+            for reference, adapter in self.adapters.items():
+                complaint = partial(complain, self.recipe)
+                check_adapter(adapter, self.base, where=str(reference), complain=complaint)
+
+    def spoken(self, head: ModelReference | None = None) -> Update:
+        """Return the merged update by the names of the model that the adapters are for, with one's head.
+
+        They were trained on a model with a head more often than on the base's own class, whose names lack the
+        headed one's prefix.
+        """
+        terms = {}
+        for name in self.weights:
+            place = next(place for place, names in enumerate(self.modules) if name in names)
+            layout = self.updates[place].layout(name)
+            low_rank = LowRank(self.base.info(name).shape, _keeping(self.factors(name)), layout)
+            terms[f"{self.modules[place][name][0]}.weight"] = ((1.0, low_rank),)
+        return Update(terms, base=self.base, added=self.heads.get(head, {}) if head else {})
+
+    @property
+    def peak_memory(self) -> int:
+        """Return the most anonymous memory that the work takes, estimated from above.
+
+        All factors are held at once, as float32 and as they are written; cutting a rank takes a float64 copy.
+        Names are found in an empty model, with torch.
+        """
+        elements = sum(adapter.parameters for adapter in self.adapters.values())
+        return TORCH + elements * (4 + 4 + (8 if self.recipe.lora_rank is not None else 0))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {
+            "method": self.recipe.method,
+            "models": [str(reference) for reference in self.adapters],
+            "base": self.base.name,
+            "output": "an adapter for each task" if self.heads else "adapter",
+            "heads": {str(reference): list(head) for reference, head in self.heads.items()},
+            "tensors": [
+                {"name": name, "rank": rank, "weights": list(self.weights[name])}
+                for name, rank in self.ranks().items()
+            ],
+        }
+
+    def text(self) -> str:
+        """Return the plan as people read it."""
+        ranks = sorted(set(self.ranks().values()))
+        heads = [f"head      {reference}: {', '.join(head)}" for reference, head in self.heads.items()]
+        return "\n".join(
+            [
+                f"{self.recipe.method} of the adapters {', '.join(map(str, self.adapters))}",
+                f"base      {self.base.name}, which is not read",
+                f"tensors   {len(self.weights)} with rank {', '.join(map(str, ranks))}",
+                *heads,
+            ]
+        )
+
+    def ranks(self) -> dict[str, int]:
+        """Return the rank of each tensor's output factors."""
+        limit = self.recipe.lora_rank
+        found = {}
+        for name in self.weights:
+            rank = sum(names[name][1] for names in self.modules if name in names)
+            found[name] = min(rank, limit) if limit is not None else rank
+        return found
+
+
+def truncated(up: Floats, down: Floats, rank: int | None) -> tuple[Floats, Floats]:
+    """Return factors of the best approximation of up·down with at most `rank` columns (Eckart–Young).
+
+    With QR of both factors only a small matrix is decomposed: up·down = Q_u (R_u R_dᵀ) Q_dᵀ.
+    """
+    if rank is None or up.shape[1] <= rank:
+        return up, down
+    left, first = np.linalg.qr(up.astype(np.float64))
+    right, second = np.linalg.qr(down.T.astype(np.float64))
+    u, values, vt = np.linalg.svd(first @ second.T)
+    root = np.sqrt(values[:rank])
+    return (
+        (left @ (u[:, :rank] * root)).astype(np.float32),
+        ((root[:, None] * vt[:rank]) @ right.T).astype(np.float32),
+    )
+
+
+def merge_adapters(
+    recipe: Recipe, adapters: Mapping[ModelReference, Adapter], allow_pickle: bool
+) -> AdapterMerge:
+    """Prepare the merge of a recipe whose models are all adapters."""
+    kind = recipe_method(recipe.method)
+    if kind is None or not kind.linear or len(recipe.modules) != 1 or not recipe.modules[0].whole:
+        linear = [name for name in recipe_methods() if getattr(recipe_method(name), "linear", False)]
+        raise OptionError(
+            f"adapters become an adapter by {' or '.join(linear)} over models:, not by {recipe.method}",
+            where=recipe.path,
+            fix="write base+adapter for each model, which gives a full model",
+        )
+    sources = recipe.modules[0].slices[0].sources
+    _check_bases(recipe, adapters)
+    base = _base(recipe, adapters[sources[0].model], allow_pickle)
+    updates = tuple(Update.from_adapter(adapters[source.model], base) for source in sources)
+    modules = tuple(_modules(adapters[source.model], base) for source in sources)
+    heads = {}
+    for source, update, names in zip(sources, updates, modules, strict=True):
+        if found := _head(recipe, base, update, names):
+            heads[source.model] = found
+    return AdapterMerge(recipe, base, adapters, updates, _weights(recipe, base, modules), modules, heads)
+
+
+def _weights(
+    recipe: Recipe, base: Checkpoint, modules: tuple[Mapping[str, tuple[str, int]], ...]
+) -> dict[str, tuple[float, ...]]:
+    """Return each tensor's factors of the adapters, by the recipe's gradients and filters."""
+    whole = recipe.modules[0].slices[0]
+    outer = whole.parameters, recipe.modules[0].parameters, recipe.parameters
+    kind = cast(type[RecipeMethod], method_class("merge", recipe.method.replace("_", "-")))
+    layout = find_layout(list(base.tensors), base.config, base.name)
+    depths = {stack.module: stack.layers for stack in layout.stacks}
+    weights = {}
+    for name in dict.fromkeys(name for names in modules for name in names):
+        place = layout.place(name)
+        position = 0.0 if place.layer is None else layer_position(place.layer, depths[place.module])
+        found = [_weight(recipe, kind, source, outer, name, position) for source in whole.sources]
+        weights[name] = _normalised(recipe, kind, outer, found, name, position)
+    return weights
+
+
+def _weight(
+    recipe: Recipe,
+    kind: type[RecipeMethod],
+    source: Source,
+    outer: tuple[Settings, ...],
+    name: str,
+    position: float,
+) -> float:
+    value = resolve((source.parameters, *outer), "weight", name, position)
+    if value is None:
+        raise OptionError(
+            f"{recipe.method} needs weight for {source.model}",
+            where=source.where,
+            fix="add parameters: {weight: …}",
+        )
+    return float(coerce(kind, "weight", value, f"{recipe.path}, weight of {source.model}"))
+
+
+def _normalised(
+    recipe: Recipe,
+    kind: type[RecipeMethod],
+    outer: tuple[Settings, ...],
+    weights: list[float],
+    name: str,
+    position: float,
+) -> tuple[float, ...]:
+    spelling = {spelt: own for own, spelt in kind.spelling.items()}
+
+    def shared(parameter: str, default: Any) -> Any:
+        value = resolve(outer, parameter, name, position)
+        own = spelling.get(parameter, parameter)
+        return default if value is None else coerce(kind, own, value, f"{recipe.path}, {parameter}")
+
+    normalize, scale = shared("normalize", recipe.method == "linear"), shared("lambda", 1.0)
+    divisor = sum(weights) if normalize else 1.0
+    if divisor == 0:
+        raise OptionError(
+            "the weights sum to 0", where=recipe.path, fix="choose others, or set normalize: false"
+        )
+    return tuple(scale * weight / divisor for weight in weights)
+
+
+def _modules(adapter: Adapter, base: Checkpoint) -> dict[str, tuple[str, int]]:
+    """Return the base's tensor → what the adapter calls its module, and the rank; no weights are read."""
+    ranks = {
+        f"{match[1]}.weight": info.shape[0]
+        for name, info in adapter.tensors.items()
+        if (match := _FACTOR.fullmatch(name))
+    }
+    stored = [*base.tensors, *base.tied]
+    found = translation(list(ranks), stored)
+    model = empty_model(base) if len(found) < len(ranks) else None
+    if model is not None:  # newer versions of transformers rename modules in memory, and PEFT follows them
+        renamed = names_in_memory(stored, model)
+        met = {own: renamed[other] for own, other in translation(list(ranks), list(renamed)).items()}
+        found = max(found, met, key=len)
+    return {name: (own.removesuffix(".weight"), ranks[own]) for own, name in found.items()}
+
+
+def _head(
+    recipe: Recipe, base: Checkpoint, update: Update, modules: Mapping[str, tuple[str, int]]
+) -> dict[str, Callable[[], Floats]]:
+    """Return what an adapter holds beside its factors; changes in full of what the base has are no head."""
+    found: dict[str, Callable[[], Floats]] = dict(update.added)
+    for name in update.names:
+        if name in modules:
+            continue
+        if not is_head(name):
+            raise CheckpointError(
+                f"tensor '{name}' is saved in full, not as factors",
+                where=recipe.path,
+                fix="merge base+adapter models instead, which gives a full model",
+            )
+        found[name] = _full(base, update, name)
+    return found
+
+
+def _full(base: Checkpoint, update: Update, name: str) -> Callable[[], Floats]:
+    return lambda: base.floats(name).reshape(base.info(name).shape) + update.dense(name)
+
+
+def _keeping(factors: Factors) -> Callable[[], Factors]:
+    return lambda: factors
+
+
+def _check_bases(recipe: Recipe, adapters: Mapping[ModelReference, Adapter]) -> None:
+    """Refuse adapters that say they belong to different bases, by the last part of the bases' names."""
+    named = {
+        reference: PurePath(adapter.base_name).name
+        for reference, adapter in adapters.items()
+        if adapter.base_name
+    }
+    first = next(iter(named), None)
+    for reference, name in named.items():
+        if first is not None and name != named[first]:
+            complain(
+                recipe,
+                f"it was trained on {name}, and {first} on {named[first]}",
+                str(reference),
+                "merge adapters of one base",
+            )
+
+
+def _base(recipe: Recipe, adapter: Adapter, allow_pickle: bool) -> Checkpoint:
+    named = str(recipe.base_model) if recipe.base_model is not None else adapter.base_name
+    if named is None:
+        raise OptionError(
+            "the adapters do not say which base they belong to", where=recipe.path, fix="add base_model:"
+        )
+    return checkpoints.open(named, allow_pickle=allow_pickle)

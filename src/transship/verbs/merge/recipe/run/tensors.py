@@ -1,0 +1,225 @@
+"""Makes the tensors of a plan: gives a method its readers, and yields one output tensor in parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from transship.checkpoints import TensorInfo, find_dtype, narrow, widen
+from transship.errors import CheckpointError, NumericalError, OptionError
+from transship.numerics import chunks
+from transship.verbs.merge.plan import MergePlan, RecipeOutput
+from transship.verbs.merge.protocol import CHUNK, Floats, Operands, Reader
+from transship.verbs.merge.recipe.plan.models import Aligned, Model, Readable, StoredModel
+from transship.verbs.merge.recipe.plan.steps import Origin, Step, promoted
+from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.run.planar import interleaved, planar_operands
+from transship.verbs.merge.recipe.run.prepared import Prepared
+
+
+class Tensors:
+    """The tensors of a plan, any of them in any order, by any number of threads.
+
+    Attributes:
+        plan: the recipe's.
+        prepared: what was found out for it.
+        models: its models, those that other recipes make computed when they are read.
+    """
+
+    def __init__(self, plan: MergePlan, prepared: Prepared | None = None) -> None:
+        self.plan, self.prepared = plan, prepared or Prepared()
+        self.models: Mapping[ModelReference, Aligned[Readable]] = {
+            reference: Aligned(self._readable(aligned.model), aligned.names)
+            for reference, aligned in plan.models.items()
+        }
+
+    def produce(self, step: Step) -> Iterator[Floats | memoryview]:
+        """Yield one output tensor in flat parts: float32 values, or its bytes where they are copied."""
+        method = step.method
+        if method is None:
+            head = self.prepared.heads.get(step.inputs[0].reference)
+            fitted = None if head is None else head.tensors.get(step.name)
+            return self._copy(step) if fitted is None else iter((fitted,))
+        if method.finite and (error := self.culprit(step)) is not None:
+            raise error
+        step = self.prepared.weighted(step)
+        operands = self.operands(step)
+        pairs = planar_operands(self.plan, self.models, step, operands)
+        return method.merge(operands) if pairs is None else interleaved(method.merge(pairs))
+
+    def stored(self, step: Step) -> Iterator[Floats]:
+        """Yield one output tensor in flat parts, rounded as it is stored and widened again."""
+        for part in self.produce(step):
+            yield widen(narrow(part, step.dtype) if isinstance(part, np.ndarray) else part, step.dtype)
+
+    def values(self, step: Step) -> Iterator[Floats]:
+        """Yield one merged tensor in flat float32 parts, with the weights that the step has."""
+        if step.method is None:
+            raise ValueError(f"{step.name} is copied")
+        return step.method.merge(self.operands(step))
+
+    def operands(self, step: Step) -> Operands:
+        """Return what the method of a step sees."""
+        labels: list[str] = []
+        for operand in step.inputs:
+            label = str(operand.reference)
+            same = sum(other.split("#")[0] == label for other in labels)
+            labels.append(f"{label}#{same + 1}" if same else label)
+        rounding = self._rounding(step)
+        return Operands(
+            name=step.name,
+            shape=step.shape,
+            models=[self.reader(operand, rounding) for operand in step.inputs],
+            base=self.reader(step.base, rounding) if step.base is not None else None,
+            values=step.values,
+            labels=labels,
+            seed=self.plan.recipe.seed,
+            rounded=rounding,
+            survey=self.prepared.survey,
+        )
+
+    def reader(self, origin: Origin, rounding: Callable[[Floats], Floats] | None = None) -> Reader:
+        """Return the reader of one input, with its rows in the output's order where they are words."""
+        vocabulary = self.plan.vocabulary
+        if vocabulary is not None and vocabulary.covers(origin.tensor):
+            read = vocabulary.reader(origin.reference, origin.tensor, self.models)
+        else:
+            read = self.models[origin.reference].reader(origin.tensor)
+        if rounding is None:
+            return read
+        return lambda start, stop: rounding(np.array(read(start, stop)))
+
+    def culprit(self, step: Step) -> NumericalError | None:
+        """Return the error about the input of a step that holds a NaN or an infinity, None when none does."""
+        for operand in step.origins:
+            read, info = self.reader(operand), self.models[operand.reference].info(operand.tensor)
+            for part in chunks(0 if info is None else info.size, CHUNK):
+                finite = np.isfinite(read(part.start, part.stop))
+                if not finite.all():
+                    place = part.start + int(finite.argmin())
+                    return NumericalError(
+                        f"tensor '{operand.tensor}' holds a NaN or an infinity at element {place}",
+                        where=str(operand.reference),
+                        fix="use weights from before training diverged",
+                    )
+        return None
+
+    def _readable(self, model: Model) -> Readable:
+        if isinstance(model, RecipeOutput):
+            return _Computed(model, Tensors(model.plan, self.prepared.inner.get(model.label)))
+        if isinstance(model, StoredModel):
+            return model
+        raise TypeError(f"{model.label} cannot be read")
+
+    def _rounding(self, step: Step) -> Callable[[Floats], Floats] | None:
+        """Return what rounds to the dtype that mergekit computes in, None for float32."""
+        recipe = self.plan.recipe
+        if recipe.arithmetic != "mergekit":
+            return None
+        infos = [self.models[operand.reference].info(operand.tensor) for operand in step.origins]
+        dtype = recipe.dtype or promoted([info.dtype for info in infos if info is not None])
+        if dtype in ("float32", "float64"):
+            return None
+        if step.method is not None and not step.method.parity:
+            raise OptionError(
+                f"arithmetic: mergekit in {dtype} is not there for {recipe.method}",
+                where=recipe.path,
+                fix="set dtype: float32, or remove arithmetic",
+            )
+
+        def rounded(values: Floats) -> Floats:
+            values[:] = widen(narrow(values, dtype), dtype)
+            return values
+
+        return rounded
+
+    def _copy(self, step: Step) -> Iterator[Floats | memoryview]:
+        """Yield the bytes of a tensor, or its values where the dtype or the rows change."""
+        origin = step.inputs[0]
+        model = self.models[origin.reference]
+        self._check_agreement(step)
+        info = model.info(origin.tensor)
+        covered = self.plan.vocabulary is not None and self.plan.vocabulary.covers(origin.tensor)
+        same = info is not None and info.dtype == step.dtype and not covered
+        raw = model.raw(origin.tensor) if same else None
+        if raw is None and not find_dtype(step.dtype).floating:
+            raw = model.raw(origin.tensor)
+        if raw is not None and not find_dtype(step.dtype).floating:
+            yield raw
+            return
+        read = self.reader(origin)
+        width = find_dtype(step.dtype).itemsize
+        for part in chunks(step.size, CHUNK):
+            values = read(part.start, part.stop)
+            if not np.isfinite(values).all() and (error := self.culprit(step)) is not None:
+                raise error
+            yield values if raw is None else raw[part.start * width : part.stop * width]
+
+    def _check_agreement(self, step: Step) -> None:
+        first = self.models[step.inputs[0].reference].raw(step.inputs[0].tensor)
+        for other in step.agree:
+            if self.models[other.reference].raw(other.tensor) != first:
+                raise CheckpointError(
+                    f"{step.inputs[0].reference} and {other.reference} hold different integers",
+                    where=f"tensor '{step.name}'",
+                    fix="make them equal: integers are copied, not merged",
+                )
+
+
+class _Computed:
+    """What another recipe makes, as a model: a tensor is computed when it is read, and the last is kept."""
+
+    def __init__(self, model: RecipeOutput, inner: Tensors) -> None:
+        self.model, self._inner = model, inner
+        self.label, self.config, self.folder = model.label, model.config, model.folder
+        self._steps = {step.name: step for step in model.plan.steps}
+        self._last: tuple[str, Floats] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Return the inner output's tensors."""
+        return self.model.tensors
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Return the aliases of the inner output."""
+        return self.model.tied
+
+    def fingerprint(self) -> str:
+        """Return the fingerprints of what it is made of."""
+        return self.model.fingerprint()
+
+    def reader(self, name: str) -> Reader:
+        """Return the reader of a tensor, rounded as the inner recipe would store it."""
+        step = self._steps[self.tied.get(name, name)]
+        values: Floats | None = None  # a reader keeps its own: threads read several tensors at a time
+
+        def read(start: int, stop: int) -> Floats:
+            nonlocal values
+            if values is None:
+                values = self._computed(step)
+            return values[start:stop]
+
+        return read
+
+    def raw(self, name: str) -> memoryview | None:
+        """Return the bytes of integers, which are copied; floats are made when they are read."""
+        step = self._steps[self.tied.get(name, name)]
+        if find_dtype(step.dtype).floating:
+            return None
+        origin = step.inputs[0]
+        return self._inner.models[origin.reference].raw(origin.tensor)
+
+    def _computed(self, step: Step) -> Floats:
+        with self._lock:
+            if self._last is None or self._last[0] != step.name:
+                self._last = None
+                values, place = np.empty(step.size, np.float32), 0
+                for part in self._inner.stored(step):
+                    values[place : place + part.size] = part
+                    place += part.size
+                self._last = step.name, values
+            return self._last[1]
