@@ -37,10 +37,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw the seed once: the workers of `-n` are told it, and what they start inherits the hash seed."""
+    """Draw the seed once; the workers of `-n` are told it, and what they start inherits the hash seed."""
+    if config.option.order_seed is None:
+        config.option.order_seed = getattr(config, "workerinput", {}).get("order_seed")
     if config.option.order_seed is None:
         config.option.order_seed = random.SystemRandom().randrange(2**32)
     os.environ.setdefault("PYTHONHASHSEED", str(config.option.order_seed))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of `-n` the seed: all workers have to collect the tests in one order."""
+    node.workerinput["order_seed"] = node.config.option.order_seed
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -183,7 +181,7 @@ def test_numbers_too_large_for_the_output_are_one_sentence(safetensors_models: M
 
 
 def test_a_disk_that_fills_up_while_writing_is_one_sentence_and_leaves_nothing(
-    safetensors_models: Make, tmp_path: Path
+    safetensors_models: Make, tmp_path: Path, warm: Any
 ):
     """A process that may write no file beyond 20 kB: the space was there when the merge began."""
     arrays = {f"part-{number}.weight": np.ones((64, 64), np.float32) for number in range(4)}
@@ -193,11 +191,12 @@ def test_a_disk_that_fills_up_while_writing_is_one_sentence_and_leaves_nothing(
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "from transship.cli import main\n"
+        "sys.dont_write_bytecode = True\n"  # a file of bytecode that is cut short would spoil later runs
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))\n"
         "sys.argv = ['transship', 'merge', 'run', 'recipe.yaml', 'out']\n"
         "main()"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    found = warm.run("-c", code, cwd=tmp_path)
     assert found.returncode == 2, found.stderr
     assert "writing stopped" in found.stderr.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "recipe.yaml"]
