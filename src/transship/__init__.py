@@ -1,56 +1,77 @@
 """transship: re-use what pretrained models have learned.
 
-The public names are imported when they are first used (PEP 562), so that `import transship` costs nothing.
+The public names are imported when they are first used, so that `import transship` costs nothing.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
+
+from transship.doors import door
+
+if TYPE_CHECKING:
+    from transship import activations, checkpoints, data, errors, geometry, parallel, report
+    from transship.activations import compare
+    from transship.checkpoints import Adapter, Checkpoint, Update, open, write_adapter, write_checkpoint
+    from transship.errors import TransshipError
+    from transship.geometry import Moments
+    from transship.verbs.adapt import Recraft
+    from transship.verbs.merge.api import merge
+    from transship.verbs.merge.fusion import Fusion
+    from transship.verbs.translate import (
+        CCA,
+        Affine,
+        InverseRelativeProjection,
+        KernelRidge,
+        LazyIndex,
+        Linear,
+        Procrustes,
+        RelativeRepresentation,
+        Ridge,
+        Stitch,
+        load_map,
+        scale_probe,
+        stitching_matrix,
+    )
+    from transship.verbs.transport import transport
+else:
+    __getattr__, __dir__ = door(__name__)
 
 __version__ = "0.1.0.dev0"
 
-# public name → the module that defines it; `data`, `report` and other rooms are modules themselves
-_HOMES: dict[str, str] = {
-    "Adapter": "transship.checkpoints",
-    "Affine": "transship.verbs.translate",
-    "CCA": "transship.verbs.translate",
-    "Checkpoint": "transship.checkpoints",
-    "Fusion": "transship.verbs.merge.fusion",
-    "InverseRelativeProjection": "transship.verbs.translate",
-    "KernelRidge": "transship.verbs.translate",
-    "LazyIndex": "transship.verbs.translate",
-    "Linear": "transship.verbs.translate",
-    "Moments": "transship.geometry",
-    "Procrustes": "transship.verbs.translate",
-    "Recraft": "transship.verbs.adapt",
-    "RelativeRepresentation": "transship.verbs.translate",
-    "Ridge": "transship.verbs.translate",
-    "Stitch": "transship.verbs.translate",
-    "TransshipError": "transship.errors",
-    "Update": "transship.checkpoints",
-    "compare": "transship.activations",
-    "load_map": "transship.verbs.translate",
-    "merge": "transship.verbs.merge.api",
-    "open": "transship.checkpoints",
-    "scale_probe": "transship.verbs.translate",
-    "stitching_matrix": "transship.verbs.translate",
-    "transport": "transship.verbs.transport",
-    "write_adapter": "transship.checkpoints",
-    "write_checkpoint": "transship.checkpoints",
-}
-_ROOMS = ("activations", "checkpoints", "data", "errors", "geometry", "parallel", "report")
-
-__all__ = ["__version__", *sorted(_HOMES), *_ROOMS]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
-        return importlib.import_module(f"transship.{name}")
-    raise AttributeError(f"module 'transship' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__all__ = [
+    "CCA",
+    "Adapter",
+    "Affine",
+    "Checkpoint",
+    "Fusion",
+    "InverseRelativeProjection",
+    "KernelRidge",
+    "LazyIndex",
+    "Linear",
+    "Moments",
+    "Procrustes",
+    "Recraft",
+    "RelativeRepresentation",
+    "Ridge",
+    "Stitch",
+    "TransshipError",
+    "Update",
+    "__version__",
+    "activations",
+    "checkpoints",
+    "compare",
+    "data",
+    "errors",
+    "geometry",
+    "load_map",
+    "merge",
+    "open",
+    "parallel",
+    "report",
+    "scale_probe",
+    "stitching_matrix",
+    "transport",
+    "write_adapter",
+    "write_checkpoint",
+]

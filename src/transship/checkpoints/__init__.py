@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from transship.checkpoints.adapters import write_adapter
-from transship.checkpoints.card import Input, ModelCard
-from transship.checkpoints.checkpoint import Checkpoint, check_finite
-from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
-from transship.checkpoints.lora import Adapter
-from transship.checkpoints.opening import open, read_json
-from transship.checkpoints.update import TensorSummary, Update
-from transship.checkpoints.weightfile import TensorInfo, WeightFile
-from transship.checkpoints.write import TensorPlan, applied, copied, write_checkpoint, write_file
+from typing import TYPE_CHECKING
+
+from transship.doors import door
+
+if TYPE_CHECKING:
+    from transship.checkpoints.adapters import write_adapter
+    from transship.checkpoints.card import Input, ModelCard
+    from transship.checkpoints.checkpoint import Checkpoint, check_finite
+    from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
+    from transship.checkpoints.lora import Adapter
+    from transship.checkpoints.opening import open, read_json
+    from transship.checkpoints.update import TensorSummary, Update
+    from transship.checkpoints.weightfile import TensorInfo, WeightFile
+    from transship.checkpoints.write import TensorPlan, applied, copied, write_checkpoint, write_file
+else:
+    __getattr__, __dir__ = door(__name__)
 
 __all__ = [
     "CHUNK",

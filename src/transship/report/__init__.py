@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from transship.report import figures, html, json, markdown, terminal
-from transship.report.blocks import (
-    Block,
-    Column,
-    Facts,
-    Figure,
-    KeyFigure,
-    KeyFigures,
-    Page,
-    Provenance,
-    Section,
-    Table,
-    Text,
-)
-from transship.report.html import library_versions
-from transship.report.values import Spread
+from typing import TYPE_CHECKING
+
+from transship.doors import door
+
+if TYPE_CHECKING:
+    from transship.report import figures, html, json, markdown, terminal
+    from transship.report.blocks import (
+        Block,
+        Column,
+        Facts,
+        Figure,
+        KeyFigure,
+        KeyFigures,
+        Page,
+        Provenance,
+        Section,
+        Table,
+        Text,
+    )
+    from transship.report.html import library_versions
+    from transship.report.values import Spread
+else:
+    __getattr__, __dir__ = door(__name__)
 
 __all__ = [
     "Block",

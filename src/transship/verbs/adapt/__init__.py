@@ -5,25 +5,23 @@ The public names are imported when they are first used: the command line reads o
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "Adapted": "adapted",
-    "Recraft": "estimator",
-    "Settings": "settings",
-    "Source": "source.model",
-    "load_adapted": "artifact",
-}
+from transship.doors import door
 
-__all__ = sorted(_HOMES)
+if TYPE_CHECKING:
+    from transship.verbs.adapt.adapted import Adapted
+    from transship.verbs.adapt.artifact import load_adapted
+    from transship.verbs.adapt.estimator import Recraft
+    from transship.verbs.adapt.settings import Settings
+    from transship.verbs.adapt.source.model import Source
+else:
+    __getattr__, __dir__ = door(__name__)
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__all__ = [
+    "Adapted",
+    "Recraft",
+    "Settings",
+    "Source",
+    "load_adapted",
+]

@@ -5,66 +5,85 @@ The public names are imported when they are first used: the command line reads t
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
-    "Affine": "methods.affine",
-    "Agreement": "maps.wire",
-    "CCA": "methods.cca",
-    "Columns": "stores",
-    "FitSettings": "fit.trials",
-    "Half": "maps.wire",
-    "InverseRelativeProjection": "methods.irp",
-    "JudgedFiles": "fit.api",
-    "Judgements": "fit.judgements",
-    "KernelRidge": "methods.kernel",
-    "LazyIndex": "lazy.index",
-    "Linear": "methods.linear",
-    "LocalEngine": "engines",
-    "Procrustes": "methods.procrustes",
-    "RayEngine": "ray_engine",
-    "RelativeRepresentation": "methods.relative",
-    "Ridge": "methods.ridge",
-    "SavedMap": "artifact",
-    "Stitch": "stitch",
-    "Stitching": "stitch",
-    "Translator": "maps.base",
-    "VectorPairs": "fit.pairs",
-    "Wire": "maps.wire",
-    "apply_map": "apply.moving",
-    "check_map": "fit.api",
-    "choose_anchors": "fit.anchors",
-    "choose_engine": "engines",
-    "choose_rows": "fit.anchors",
-    "embed_texts": "apply.embed",
-    "find_wrong_pairs": "fit.pairs",
-    "fit_map": "fit.api",
-    "fit_pairs": "fit.fitting",
-    "fuse": "fit.judgements",
-    "load_map": "artifact",
-    "measure": "fit.quality",
-    "ndcg": "fit.judgements",
-    "neighbours": "nearest",
-    "open_source": "stores",
-    "out_of_sample": "fit.quality",
-    "overlap": "nearest",
-    "plan_apply": "apply.moving",
-    "restore_variance": "fit.quality",
-    "save_map": "artifact",
-    "scale_probe": "stitch",
-    "stitching_matrix": "stitch",
-    "unit_rows": "nearest",
-}
+from transship.doors import door
 
-__all__ = sorted(_HOMES)
+if TYPE_CHECKING:
+    from transship.verbs.translate.apply.embed import embed_texts
+    from transship.verbs.translate.apply.moving import apply_map, plan_apply
+    from transship.verbs.translate.artifact import SavedMap, load_map, save_map
+    from transship.verbs.translate.engines import LocalEngine, choose_engine
+    from transship.verbs.translate.fit.anchors import choose_anchors, choose_rows
+    from transship.verbs.translate.fit.api import JudgedFiles, check_map, fit_map
+    from transship.verbs.translate.fit.fitting import fit_pairs
+    from transship.verbs.translate.fit.judgements import Judgements, fuse, ndcg
+    from transship.verbs.translate.fit.pairs import VectorPairs, find_wrong_pairs
+    from transship.verbs.translate.fit.quality import measure, out_of_sample, restore_variance
+    from transship.verbs.translate.fit.trials import FitSettings
+    from transship.verbs.translate.lazy.index import LazyIndex
+    from transship.verbs.translate.maps.base import Translator
+    from transship.verbs.translate.maps.wire import Agreement, Half, Wire
+    from transship.verbs.translate.methods.affine import Affine
+    from transship.verbs.translate.methods.cca import CCA
+    from transship.verbs.translate.methods.irp import InverseRelativeProjection
+    from transship.verbs.translate.methods.kernel import KernelRidge
+    from transship.verbs.translate.methods.linear import Linear
+    from transship.verbs.translate.methods.procrustes import Procrustes
+    from transship.verbs.translate.methods.relative import RelativeRepresentation
+    from transship.verbs.translate.methods.ridge import Ridge
+    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
+    from transship.verbs.translate.ray_engine import RayEngine
+    from transship.verbs.translate.stitch import Stitch, Stitching, scale_probe, stitching_matrix
+    from transship.verbs.translate.stores import Columns, open_source
+else:
+    __getattr__, __dir__ = door(__name__)
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+__all__ = [
+    "CCA",
+    "Affine",
+    "Agreement",
+    "Columns",
+    "FitSettings",
+    "Half",
+    "InverseRelativeProjection",
+    "JudgedFiles",
+    "Judgements",
+    "KernelRidge",
+    "LazyIndex",
+    "Linear",
+    "LocalEngine",
+    "Procrustes",
+    "RayEngine",
+    "RelativeRepresentation",
+    "Ridge",
+    "SavedMap",
+    "Stitch",
+    "Stitching",
+    "Translator",
+    "VectorPairs",
+    "Wire",
+    "apply_map",
+    "check_map",
+    "choose_anchors",
+    "choose_engine",
+    "choose_rows",
+    "embed_texts",
+    "find_wrong_pairs",
+    "fit_map",
+    "fit_pairs",
+    "fuse",
+    "load_map",
+    "measure",
+    "ndcg",
+    "neighbours",
+    "open_source",
+    "out_of_sample",
+    "overlap",
+    "plan_apply",
+    "restore_variance",
+    "save_map",
+    "scale_probe",
+    "stitching_matrix",
+    "unit_rows",
+]

@@ -1,13 +1,14 @@
 """Continual merging: fine-tunes of one base join one model, one after another."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transship.doors import door
+
+if TYPE_CHECKING:
+    from transship.verbs.merge.fusion.engine import Fusion
+else:
+    __getattr__, __dir__ = door(__name__)
 
 __all__ = ["Fusion"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "Fusion":
-        from transship.verbs.merge.fusion.engine import Fusion
-
-        return Fusion
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
