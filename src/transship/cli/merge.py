@@ -312,16 +312,15 @@ def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Any) ->
 
 
 def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> None:
-    from transship.atomic import check_target
+    from transship.atomic import check_target, locked
     from transship.verbs.merge.fusion import Fusion
-    from transship.verbs.merge.fusion.lock import held
     from transship.verbs.merge.fusion.state import read_about
 
     read_about(out)
     if given["report"] is not None:
         check_target(given["report"], force=given["force"])
     opening = {name: given[name] for name in ("device", "device_map", "trust_remote_code", "allow_pickle")}
-    with held(out) if parallel.is_main() else contextlib.nullcontext():
+    with locked(out) if parallel.is_main() else contextlib.nullcontext():
         fusion = Fusion.load(out, **opening)
         work(fusion)
         if not parallel.is_main():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transship.errors import TransshipWarning
-from transship.progress import Bars
+from transship.progress import Bars, Progress
 from transship.verbs.adapt import parts
 from transship.verbs.adapt.adapted import Adapted
 from transship.verbs.adapt.advice import advice
@@ -30,8 +30,6 @@ from transship.verbs.adapt.train.measure import COLLAPSED
 from transship.verbs.adapt.train.session import Session
 from transship.verbs.adapt.train.stage_one import StageOne
 from transship.verbs.adapt.train.stage_two import Budget, StageTwo
-
-Watch = Callable[[str, int, int], None]
 
 
 def adapt(
@@ -63,7 +61,7 @@ def adapt(
 class _Fit:
     """One fit: what it is made of, and how far it is."""
 
-    def __init__(self, problem: Problem, found: parts.Opened, watch: Watch) -> None:
+    def __init__(self, problem: Problem, found: parts.Opened, watch: Progress) -> None:
         self.problem, self.seconds = problem, dict[str, float]()
         self.phases = [phase for phase in problem.method.phases() if phase.steps]
         settings, method = problem.settings, problem.method
@@ -235,7 +233,7 @@ def _budget(settings: Settings, rows: int) -> Budget:
     )
 
 
-def _watcher(settings: Settings, seen: Any) -> Callable[[str, int, int], None]:
+def _watcher(settings: Settings, seen: Any) -> Progress:
     bars: dict[str, Bars] = {}
 
     def watch(what: str, done: int, total: int) -> None:

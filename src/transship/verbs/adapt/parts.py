@@ -1,6 +1,5 @@
 """The parts of a fit: backbone, source, head, network, and the device that they run on."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from torch import nn
 from transship import parallel
 from transship.data import Dataset, find_model
 from transship.numerics import derive_seed
+from transship.progress import Progress
 from transship.verbs.adapt.model.backbone import Backbone, open_backbone
 from transship.verbs.adapt.model.embedders import Shape, shape_for
 from transship.verbs.adapt.model.heads import HeadShape, Predictor
@@ -55,7 +55,7 @@ def backbone_of(settings: Settings) -> Backbone:
     return open_backbone(reference)
 
 
-def source_of(settings: Settings, found: Opened, watch: Callable[[str, int, int], None]) -> Source | None:
+def source_of(settings: Settings, found: Opened, watch: Progress) -> Source | None:
     """Return the source's features and head, made once; None for methods that need none."""
     if found.proxy is None:
         return None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from transship.activations.models import is_text_pair
 from transship.data import Dataset, load, wrap
+from transship.data.use import rows_to_choose, rows_to_fit
 from transship.errors import DataError, OptionError
 from transship.numerics import derive_seed
 
@@ -91,7 +92,7 @@ def draw(
         raise OptionError(
             f"{batches} batches of {batch_size}", where="--batches", fix="take at least one of each"
         )
-    train = _train_part(dataset)
+    train = rows_to_fit(dataset)
     count = batches * batch_size
     if shots is not None:
         # by place: ids of the data need not tell rows apart
@@ -101,7 +102,7 @@ def draw(
         rows = _order(len(train), seed)[:count]
     left = np.setdiff1d(np.arange(len(train)), rows)
     left = left[np.random.default_rng(derive_seed(seed, "rest")).permutation(len(left))]
-    validation = _validation_part(dataset)
+    validation = rows_to_choose(dataset)
     classes = bool(dataset.label_names) or (dataset.labels is not None)
     if validation is None and classes and len(left) >= 20:
         size = min(MOST_VALIDATION, len(left) // 2)
@@ -137,28 +138,6 @@ def draw_kept(keep: Any, head_inputs: int, batch_size: int, seed: int) -> Sequen
 
 def _order(count: int, seed: int) -> Any:
     return np.random.default_rng(derive_seed(seed, "calibration")).permutation(count)
-
-
-def _train_part(dataset: Dataset) -> Dataset:
-    """The training rows; without splits, all of them."""
-    if dataset.splits is None:
-        return dataset
-    if "train" in dataset.split_sizes:
-        return dataset.split("train")
-    kept = ~np.isin(dataset.splits, ["test", "validation"])
-    if not kept.any():
-        raise DataError(
-            f"it has only {', '.join(dataset.split_sizes)} rows, and transport never looks at test data",
-            where=dataset.name,
-            fix="give the training data",
-        )
-    return dataset.subset(kept)
-
-
-def _validation_part(dataset: Dataset) -> Dataset | None:
-    if dataset.labels is None or dataset.splits is None or "validation" not in dataset.split_sizes:
-        return None
-    return dataset.split("validation")
 
 
 def _listed(dataset: Dataset) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transship import parallel
-from transship.activations.heads import HeadRows
+from transship.activations.heads import HeadRows, LinearHead
 from transship.activations.readout import Readout, Task
 from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
@@ -41,21 +41,17 @@ class CarriedHead:
     @property
     def weight(self) -> Float[Tensor, "outputs width"]:
         """As a Linear holds it."""
-        return self.map.matrix.T.float().contiguous()
+        return LinearHead.of(self.map).weight
 
     @property
     def bias(self) -> Float[Tensor, " outputs"]:
         """As a Linear holds it."""
-        found = self.map.bias
-        return torch.zeros(self.map.width_target) if found is None else found.float()
+        bias = LinearHead.of(self.map).bias
+        return torch.zeros(self.map.width_target) if bias is None else bias
 
     def linear(self) -> nn.Linear:
         """Return it as a module."""
-        made = nn.Linear(self.weight.shape[1], self.weight.shape[0])
-        with torch.no_grad():
-            made.weight.copy_(self.weight)
-            made.bias.copy_(self.bias)
-        return made
+        return LinearHead.of(self.map).linear()
 
 
 def require_carriable(task: Task) -> None:

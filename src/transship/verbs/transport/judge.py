@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from transship import parallel
+from transship.activations.heads import carry
 from transship.activations.readout import Readout, Task
 from transship.errors import OptionError
-from transship.geometry import ridge_of, spearman
-from transship.verbs.transport.prepare import Progress, Teacher
+from transship.geometry import spearman
+from transship.progress import Progress
+from transship.verbs.transport.prepare import Teacher
 from transship.verbs.transport.shifted import shifted
 from transship.verbs.transport.token_judge import TokenJudge
 
@@ -157,8 +159,7 @@ def require_outputs(teacher: Teacher) -> Tensor:
 
 
 def _ridge_predict(known: Tensor, outputs: Tensor, features: Tensor, penalty: float | None) -> Tensor:
-    head = ridge_of(known, outputs.to(known), penalty, name="features")
-    return head.apply(features.double()).float()
+    return carry(known, outputs, penalty, name="features").apply(features.double()).float()
 
 
 def similarity_agreement(features: Tensor, wanted: Tensor) -> float:

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from transship.activations.readout import Reading, Readout
 from transship.data import Dataset
-from transship.data.rows import row_digest
+from transship.data.use import rows_to_measure, unused_rows
 from transship.errors import DataError
 from transship.verbs.transport.calibrate import as_dataset
 from transship.verbs.transport.labels import as_classes, as_outputs
@@ -63,8 +62,7 @@ class Known:
             return self.labels
         if self.labels.dtype.is_floating_point != labels.dtype.is_floating_point:
             return f"{name} has other labels"
-        found = as_classes(labels, names, self.names)
-        return f"{name} has no class '{found}'" if isinstance(found, str) else found
+        return as_classes(labels, names, self.names, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,15 +114,14 @@ def labelled(work: "Work", known: Known, data: Any, option: str, used: Sequence[
         raise DataError(
             "it has no labels to measure against", where=dataset.name, fix=f"give labelled data to {option}"
         )
-    seen = {row_digest(rows, row) for rows in used for row in range(len(rows))}
-    fresh = [row for row in range(len(dataset)) if row_digest(dataset.inputs, row) not in seen]
-    if not fresh:
+    fresh = unused_rows(dataset, used)
+    if not len(fresh):
         raise DataError(
             "every row of it was used to fit or to choose something",
             where=dataset.name,
             fix=f"give {option} rows that are not in --data" if option == "--test" else "give other rows",
         )
-    rows = dataset.subset(np.array(fresh))
+    rows = dataset.subset(fresh)
     for model in (work.said.loaded, work.target.model):
         require_readable(model, rows.inputs[0], dataset.name)
     labels, names, words = torch.as_tensor(rows.labels), dataset.label_names, None
@@ -175,9 +172,9 @@ def _of_words(work: "Work", rows: Dataset, labels: Tensor) -> tuple[Tensor, tupl
 def _held_back(dataset: Dataset, option: str) -> Dataset:
     if dataset.splits is None:
         return dataset
-    for name in ("test", "validation"):
-        if name in dataset.split_sizes:
-            return dataset.split(name)
+    rows = rows_to_measure(dataset)
+    if rows is not None:
+        return rows
     raise DataError(
         f"it has only {', '.join(dataset.split_sizes)} rows",
         where=dataset.name,

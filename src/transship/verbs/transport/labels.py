@@ -1,15 +1,11 @@
 """Whether the labels of the user's data are the fine-tune's own answers, and which is which."""
 
-import re
-
 import torch
 from torch import Tensor
 
 from transship.activations.readout import Readout
+from transship.data.use import match_labels, unnamed
 from transship.verbs.transport.calibrate import Draws
-
-# names that a config has when nobody gave any
-_UNNAMED = re.compile(r"(LABEL_)?\d+")
 
 
 def validation_labels(draws: Draws, tuned: Readout) -> Tensor | str | None:
@@ -45,33 +41,15 @@ def as_outputs(
         return f"the {who} has no head" if head.task == "features" else f"the {who} answers per {unit}"
     if labels.dtype.is_floating_point:
         return f"the {who} tells classes apart, and the data has values"
-    if _unnamed(names) or _unnamed(head.label_names):
-        if len(names) == head.width or (partly and _unnamed(names) and len(names) < head.width):
-            return labels
-        return f"the data has {len(names)} classes and the {who} {head.width}"
-    found = by_name(labels, names, head.label_names)
-    return f"the {who} has no class '{found}'" if isinstance(found, str) else found
+    places = match_labels(names, head.label_names, f"the {who}", width=head.width, partly=partly)
+    return places if isinstance(places, str) else torch.as_tensor(places)[labels]
 
 
-def as_classes(labels: Tensor, names: tuple[str, ...], others: tuple[str, ...]) -> Tensor | str:
-    """Return labels as other data numbers its classes, or the name of a class that it does not have."""
-    if not names or (_unnamed(names) and _unnamed(others) and len(names) <= len(others)):
+def as_classes(labels: Tensor, names: tuple[str, ...], others: tuple[str, ...], who: str) -> Tensor | str:
+    """Return labels as other data, `who`, numbers its classes, or why it has none of them."""
+    if not names:
         return labels
-    return by_name(labels, names, others)
-
-
-def by_name(labels: Tensor, names: tuple[str, ...], others: tuple[str, ...]) -> Tensor | str:
-    """Return labels numbered as `others` are, or the first name that is none of them."""
-    places = {_plain(name): number for number, name in enumerate(others)}
-    missing = [name for name in names if _plain(name) not in places]
-    if missing:
-        return missing[0]
-    return torch.tensor([places[_plain(name)] for name in names])[labels]
-
-
-def _unnamed(names: tuple[str, ...]) -> bool:
-    return all(_UNNAMED.fullmatch(name) for name in names)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", name.strip().casefold())
+    if unnamed(names) != unnamed(others):
+        return f"{who} has no class '{names[0]}'"
+    places = match_labels(names, others, who, partly=True)
+    return places if isinstance(places, str) else torch.as_tensor(places)[labels]

@@ -13,7 +13,7 @@ from transship.activations import LoadedModel, Matching, SitePair
 from transship.activations.batches import Batches
 from transship.activations.collect import collect
 from transship.activations.collected import CollectedMoments
-from transship.activations.heads import HeadRows
+from transship.activations.heads import carried_over
 from transship.activations.loading import values_of
 from transship.activations.readout import Readout, Task
 from transship.activations.shards import run_shared
@@ -23,6 +23,7 @@ from transship.activations.tokens import Align
 from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
 from transship.numerics import chunks
+from transship.progress import Progress
 from transship.verbs.transport.embeddings import attention_heads
 from transship.verbs.transport.gradients import (
     GradientStep,
@@ -41,7 +42,6 @@ from transship.verbs.transport.token_judge import TokenTeacher, fit_token_head, 
 # inputs.
 ROWS_PER_WIDTH = 4
 LEAST_TOKENS = 8
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,9 @@ def fit_features_head(
     """Return the ridge head from a model's features onto `outputs` by input number: closed form, no
     labels.
     """
-    head = HeadRows(f"{readout.loaded.name} features")
-    for rows, reading in readout.batches(calibration.inputs, calibration.batch_size):
-        head.add(reading.features, outputs[rows])
-    return head.fit(penalty)
+    batches = readout.batches(calibration.inputs, calibration.batch_size)
+    rows = ((reading.features, outputs[numbers]) for numbers, reading in batches)
+    return carried_over(rows, f"{readout.loaded.name} features", penalty)
 
 
 def _gradients(

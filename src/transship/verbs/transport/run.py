@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transship.progress import Progress
 from transship.registry import build_method
 from transship.verbs.transport.examine import Examination
 from transship.verbs.transport.participants import Opening
 from transship.verbs.transport.plan import check_request
-from transship.verbs.transport.prepare import Progress
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result
 from transship.verbs.transport.roles import Roles

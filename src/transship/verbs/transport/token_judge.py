@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from transship import parallel
 from transship.activations import Batch, LoadedModel
-from transship.activations.heads import HeadRows
+from transship.activations.heads import carried_over
 from transship.activations.layout import Alignment
 from transship.activations.readout import Readout
 from transship.activations.tokens import align_tokens
@@ -150,16 +150,15 @@ def fit_token_head(
     readout: Readout, teacher: TokenTeacher, batches: Sequence[list[int]], penalty: float | None = None
 ) -> LinearMap:
     """Return the ridge head from a model's token states onto the teacher's outputs, without labels."""
-    head = HeadRows(f"{readout.loaded.name} features")
-    with torch.no_grad():
-        for number, rows in enumerate(batches):
-            if not parallel.mine(number):
-                continue
-            batch = readout.loaded.preprocess([teacher.inputs[row] for row in rows])
-            features, _, tokens = read_tokens(readout, batch)
-            wanted, aligned = teacher.beside(rows, batch, tokens)
-            head.add(aligned.target.apply(features), wanted)
-    return head.fit(penalty)
+
+    def token_rows(rows: list[int]) -> tuple[Tensor, Tensor]:
+        batch = readout.loaded.preprocess([teacher.inputs[row] for row in rows])
+        features, _, tokens = read_tokens(readout, batch)
+        outputs, aligned = teacher.beside(rows, batch, tokens)
+        return aligned.target.apply(features), outputs
+
+    mine = (rows for number, rows in enumerate(batches) if parallel.mine(number))
+    return carried_over(map(token_rows, mine), f"{readout.loaded.name} features", penalty)
 
 
 def token_loss(

@@ -14,6 +14,7 @@ from torch import Tensor
 from transship.activations import Matching
 from transship.activations.readout import Readout, Task
 from transship.checkpoints.card import Input
+from transship.progress import Progress
 from transship.registry import build_method
 from transship.verbs.transport.calibrate import Draws, draw, draw_kept
 from transship.verbs.transport.heads import CarriedHead, carry_head
@@ -33,7 +34,7 @@ from transship.verbs.transport.participants import (
     source_update,
 )
 from transship.verbs.transport.plan import check_request
-from transship.verbs.transport.prepare import Calibration, Progress, Teacher
+from transship.verbs.transport.prepare import Calibration, Teacher
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.settings import Settings

@@ -15,10 +15,10 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load, load_file, save_file
 
+from transship.atomic import locked
 from transship.cli import group
 from transship.errors import OutputError, TransshipError
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.lock import held
 from transship.verbs.merge.fusion.state import kept_bytes
 
 TREE = ("config.json", "fusion.json", "model.safetensors", "state", "heads", "tasks")
@@ -242,7 +242,7 @@ def test_a_disk_that_fills_up_while_writing_is_one_sentence(bert: Path, tmp_path
 def test_one_writer_at_a_time(bert: Path, tmp_path: Path):
     out = tmp_path / "out"
     Fusion(bert / "base", "average").add(bert / "task-0", ["word1", "word2"]).save(out)
-    with held(out):
+    with locked(out):
         text = run("add", out, bert / "task-1", "--data", bert / "data-1.jsonl", code=2)
     assert "another process is changing it" in text
     run("add", out, bert / "task-1", "--data", bert / "data-1.jsonl")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transship.data.use import held_out
 from transship.errors import DataError, OptionError
-from transship.numerics import derive_seed
 from transship.verbs.adapt.rows.targets import plain_labels
 from transship.verbs.adapt.settings import Settings
 
@@ -70,26 +70,9 @@ def split_rows(X: Any, y: Any, settings: Settings) -> Split:  # noqa: N803 - sci
             where="X",
             fix="give four or more",
         )
-    index = _held(targets, float(given), settings)
+    index = held_out(targets, float(given), settings.seed)
     kept = np.setdiff1d(np.arange(len(inputs)), index)
     return Split(inputs[kept], targets[kept], inputs[index], targets[index], index)
-
-
-def _held(targets: Array, share: float, settings: Settings) -> NDArray[np.int64]:
-    generator = np.random.default_rng(derive_seed(settings.seed, "validation"))
-    values, counts = np.unique(targets, return_counts=True) if targets.ndim == 1 else (targets, np.empty(0))
-    by_class = targets.ndim == 1 and len(values) <= max(20, len(targets) // 4)
-    if not by_class:
-        return np.sort(generator.permutation(len(targets))[: max(1, round(share * len(targets)))])
-    chosen: list[int] = []
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        rows = generator.permutation(np.flatnonzero(targets == value))
-        # a class of one row teaches; it cannot also choose
-        take = min(count - 1, max(1, round(share * count)))
-        chosen += rows[:take].tolist()
-    if not chosen:
-        return np.sort(generator.permutation(len(targets))[: max(1, round(share * len(targets)))])
-    return np.sort(np.array(chosen, dtype=np.int64))
 
 
 def plain(values: Any, where: str) -> Array:

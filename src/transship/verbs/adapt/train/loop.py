@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import derive_seed
+from transship.progress import Progress, quiet
 from transship.verbs.adapt.model.network import Part
 from transship.verbs.adapt.train.learner import Bench
 from transship.verbs.adapt.train.ledger import Ledger, under
@@ -24,7 +25,6 @@ from transship.verbs.adapt.train.objectives import Objective
 from transship.verbs.adapt.train.session import Session, load_optimiser, optimiser_tensors
 
 SHOWN = 300  # training rows whose features the report draws
-Watch = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -69,11 +69,9 @@ class Trainer:
         began: the CPU seconds of this process when training began.
     """
 
-    def __init__(
-        self, bench: Bench, accelerator: Any, session: Session, *, watch: Watch | None = None
-    ) -> None:
+    def __init__(self, bench: Bench, accelerator: Any, session: Session, *, watch: Progress = quiet) -> None:
         self.bench, self.accelerator, self.session = bench, accelerator, session
-        self.watch = watch or (lambda name, done, total: None)
+        self.watch = watch
         # of several machines only the first one kept it
         self._resumed = parallel.agreed(session.load() if parallel.is_main() else None)
         self.ledger = Ledger() if self._resumed is None else Ledger.restored(*self._resumed)
@@ -205,4 +203,4 @@ class Trainer:
         return int(about["step"])
 
 
-__all__ = ["Run", "Trainer", "Watch"]
+__all__ = ["Run", "Trainer"]

@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from transship.activations import heads
+from transship.activations.heads import LinearHead
 from transship.errors import OptionError
-from transship.geometry import ridge_of
 from transship.registry import unknown
 from transship.verbs.merge.maths.adam import Adam
 
@@ -23,28 +24,19 @@ HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 FRESH: frozenset[HeadKind] = frozenset({"tuned-fresh", "carried", "carried-polished"})
 LABELLED: frozenset[HeadKind] = frozenset({"tuned", "tuned-fresh"})
 
-
-@dataclass(frozen=True, eq=False)
-class LinearHead:
-    """outputs = features Wᵀ + b.
-
-    Attributes:
-        weight: W.
-        bias: b, or None where the model's own head has none.
-    """
-
-    weight: Float[Tensor, "outputs width"]
-    bias: Float[Tensor, " outputs"] | None = None
-
-    def __call__(self, features: Float[Tensor, "inputs width"]) -> Float[Tensor, "inputs outputs"]:
-        """Return the outputs."""
-        bias = None if self.bias is None else self.bias.to(features)
-        return functional.linear(features, self.weight.to(features), bias)
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of both tensors."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+__all__ = [
+    "FRESH",
+    "HEAD_KINDS",
+    "LABELLED",
+    "HeadKind",
+    "HeadSettings",
+    "LinearHead",
+    "accuracy",
+    "carry",
+    "head_kinds",
+    "polish",
+    "tune",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +85,8 @@ def carry(
     if settings.prior == "own":
         wanted = wanted - own(features.to(own.weight)).double()
     strength = None if isinstance(settings.penalty, str) else settings.penalty
-    found = ridge_of(features.double(), wanted, strength, centre=own.bias is not None, name="carried head")
-    weight, bias = found.matrix.T, found.bias
+    fitted = heads.carry(features.double(), wanted, strength, centre=own.bias is not None)
+    weight, bias = fitted.matrix.T, fitted.bias
     if settings.prior == "own":
         weight = weight + own.weight
         bias = None if bias is None or own.bias is None else bias + own.bias

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transship.data import Dataset
+from transship.data.use import match_labels, rows_to_fit, rows_to_measure
 from transship.errors import DataError
 from transship.numerics import derive_seed
 from transship.verbs.merge.tasks.model import Rows
@@ -77,7 +78,9 @@ def task_rows(
         about = {"data": data.name, "data_fingerprint": data.fingerprint()}
         if test is None:
             test = _measured(data)
-        data, labels = _adapted(data, label_names, where)
+        fitted = rows_to_fit(data, validation=True)
+        labels = None if fitted.labels is None else _classes(fitted, label_names, where)
+        data = fitted.inputs
     rows = None if data is None or not len(data) else data
     if isinstance(test, Dataset) and most_test is not None:
         test = test.take(most_test, seed)
@@ -105,32 +108,8 @@ def take(rows: Rows, index: Sequence[int] | np.ndarray) -> Rows:
     return [rows[int(place)] for place in index]
 
 
-def _adapted(data: Dataset, label_names: Sequence[str], where: str) -> tuple[Rows, Any]:
-    """Return inputs and labels of the rows that may be fitted on: train, never test."""
-    chosen = data
-    if data.splits is not None:
-        if "train" not in data.split_sizes:
-            kept = [name for name in data.split_sizes if name != "test"]
-            if not kept:
-                raise DataError(
-                    "it has test rows only, and nothing is fitted on those",
-                    where=data.name,
-                    fix="give data with a train split",
-                )
-            chosen = data.split(kept[0])
-        else:
-            chosen = data.split("train")
-    labels = None if chosen.labels is None else _classes(chosen, label_names, where)
-    return chosen.inputs, labels
-
-
 def _measured(data: Dataset) -> Dataset | None:
-    if data.splits is None or data.labels is None:
-        return None
-    for name in ("test", "validation"):
-        if name in data.split_sizes:
-            return data.split(name)
-    return None
+    return None if data.labels is None else rows_to_measure(data)
 
 
 def _test(test: Any, label_names: Sequence[str], where: str) -> TestRows | None:
@@ -156,15 +135,9 @@ def _classes(data: Dataset, label_names: Sequence[str], where: str) -> np.ndarra
     """Return the classes in the order of the head's outputs: matched by name where the names are the same."""
     if data.labels is None or not data.label_names:
         raise DataError("its labels are no classes", where=data.name, fix="name a class column")
-    theirs = [name.strip().lower() for name in data.label_names]
-    ours = [name.strip().lower() for name in label_names]
-    if ours and set(theirs) <= set(ours):
-        places = np.array([ours.index(name) for name in theirs])
-        return np.asarray(places[data.labels])
-    if ours and len(theirs) > len(ours):
-        raise DataError(
-            f"it has {len(theirs)} classes and the fine-tune's head {len(ours)}",
-            where=data.name,
-            fix=f"give the data that {where} was tuned for",
-        )
-    return np.asarray(data.labels)
+    if not label_names:
+        return np.asarray(data.labels)
+    places = match_labels(data.label_names, label_names, f"the head of {where}", partly=True)
+    if isinstance(places, str):
+        raise DataError(places, where=data.name, fix=f"give the data that {where} was tuned for")
+    return np.asarray(places[data.labels])
