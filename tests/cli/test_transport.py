@@ -282,7 +282,7 @@ def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
 
     from transship.activations import load_model
     from transship.activations.readout import Readout
-    from transship.verbs.transport.evaluate import zero_shot
+    from transship.verbs.transport.models import zero_shot
 
     # CLIP reads a text at its highest token: here the class's name
     words = ["<pad>", "<unk>", "</s>", "a", "photo", "of", "drawing", "cat", "dog", "bird"]

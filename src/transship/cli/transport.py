@@ -126,13 +126,12 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     from transship.errors import OptionError
     from transship.numerics import MemoryBudget
     from transship.registry import build_method
-    from transship.verbs.transport.examine import Examination
-    from transship.verbs.transport.outputs import require_apart, require_folder
-    from transship.verbs.transport.participants import Opening
+    from transship.verbs.transport.measure import Examination
+    from transship.verbs.transport.models import Opening
     from transship.verbs.transport.plan import check_request, memory_bytes, plan_lines, target_bytes
-    from transship.verbs.transport.roles import Roles
+    from transship.verbs.transport.result import require_apart, require_folder
     from transship.verbs.transport.run import default_prepared
-    from transship.verbs.transport.settings import Settings
+    from transship.verbs.transport.settings import Roles, Settings
     from transship.verbs.transport.work import Work
 
     inputs = _inputs((source, tuned, target), given)
@@ -236,7 +235,7 @@ def _inputs(models: tuple[str, str, str], given: dict[str, Any]) -> dict[str, An
 def _choices(roles: str) -> dict[str, str]:
     import dataclasses
 
-    from transship.verbs.transport.roles import Roles
+    from transship.verbs.transport.settings import Roles
 
     return dataclasses.asdict(Roles.parse(roles))
 

@@ -17,7 +17,7 @@ from transship.activations import LoadedModel, load_model
 from transship.activations.loading import preprocessors, quiet
 from transship.data import find_model
 from transship.errors import CheckpointError
-from transship.verbs.transport.evaluate import ZeroShotClassifier, zero_shot_head
+from transship.verbs.transport.models import ZeroShotClassifier, zero_shot_head
 from transship_suites.materials.image_sets import IMAGE_SETS, class_names
 
 if TYPE_CHECKING:

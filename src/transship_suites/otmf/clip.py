@@ -22,7 +22,7 @@ from transship.verbs.merge.fusion import Fusion
 from transship.verbs.merge.fusion.origin import fingerprint
 from transship.verbs.merge.protocol import continual_method
 from transship.verbs.merge.tasks.heads import LinearHead
-from transship.verbs.transport.evaluate import zero_shot_head
+from transship.verbs.transport.models import zero_shot_head
 from transship_suites.materials import clip
 from transship_suites.materials import image_sets as pictures
 from transship_suites.materials.training import encode

@@ -120,7 +120,7 @@ class Bench:
     def work(self, **settings: Any) -> Any:
         """Return a planned transport of this case."""
         from transship.data import wrap
-        from transship.verbs.transport.participants import Opening
+        from transship.verbs.transport.models import Opening
         from transship.verbs.transport.settings import Settings
         from transship.verbs.transport.work import Work
 
@@ -317,7 +317,7 @@ class Bench:
 
 
 def _paper_roles() -> Any:
-    from transship.verbs.transport.roles import PAPER
+    from transship.verbs.transport.settings import PAPER
 
     return PAPER
 

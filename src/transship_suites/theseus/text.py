@@ -79,7 +79,7 @@ class Bench:
         """The bounds, the untouched target and every method."""
         from transship.geometry import accuracy
         from transship.registry import build_method
-        from transship.verbs.transport.shifted import shifted
+        from transship.verbs.transport.weights import shifted
         from transship_suites.materials.encoders import predict
 
         right = predict(self.tuned, self.texts.test).argmax(1).numpy()
@@ -107,7 +107,7 @@ class Bench:
 
     def _work(self) -> Any:
         from transship.data import wrap
-        from transship.verbs.transport.participants import Opening
+        from transship.verbs.transport.models import Opening
         from transship.verbs.transport.settings import Settings
         from transship.verbs.transport.work import Work
 
@@ -236,9 +236,9 @@ def published(target: str, context: Context) -> Iterator[Measurement]:
     """
     from transship.registry import build_method
     from transship.verbs.transport.judge import similarity_agreement
-    from transship.verbs.transport.participants import Opening
+    from transship.verbs.transport.models import Opening
     from transship.verbs.transport.settings import Settings
-    from transship.verbs.transport.shifted import shifted
+    from transship.verbs.transport.weights import shifted
     from transship.verbs.transport.work import Work
     from transship_suites.materials.encoders import load_encoder, predict
     from transship_suites.materials.texts import load_texts, operations_phrases

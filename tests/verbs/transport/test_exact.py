@@ -9,7 +9,7 @@ from transship.geometry import LinearMap
 from transship.verbs.transport import Settings, Work, transport
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.methods.theseus import Theseus
-from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.models import Opening
 from transship.verbs.transport.protocol import move
 
 WIDTHS = [(32, 48), (48, 32), (32, 32)]

@@ -11,8 +11,8 @@ from transship.data import wrap
 from transship.errors import DataError, OptionError
 from transship.verbs.transport import transport
 from transship.verbs.transport.calibrate import draw
-from transship.verbs.transport.evaluate import evaluate
 from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.scores import evaluate
 
 
 def refuse(what, done, total):

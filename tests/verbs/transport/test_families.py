@@ -336,7 +336,7 @@ def test_a_clip_fine_tune_moves_under_zero_shot_heads_and_loads_as_clip(kit, tmp
     from transformers import CLIPModel
 
     from transship.activations import load_model
-    from transship.verbs.transport.evaluate import zero_shot
+    from transship.verbs.transport.models import zero_shot
 
     torch.manual_seed(0)
     base, wide = kit.spread(clip(32, 4), 1), kit.spread(clip(48, 6), 2)

@@ -8,9 +8,9 @@ from transship.activations import load_model
 from transship.activations.readout import Readout
 from transship.errors import OptionError
 from transship.verbs.transport import Settings, Work, kinship, transport
-from transship.verbs.transport.evaluate import evaluate, zero_shot
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.models import Opening, zero_shot
+from transship.verbs.transport.scores import evaluate
 
 
 def test_carry_puts_the_dense_ridge_head_into_the_target(kit):

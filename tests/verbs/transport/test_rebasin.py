@@ -5,7 +5,7 @@ exactly.
 import torch
 
 from transship.activations import find_sites
-from transship.verbs.transport.rebasin import match_units, site_axes
+from transship.verbs.transport.permutations import match_units, site_axes
 
 
 def parameters(model):

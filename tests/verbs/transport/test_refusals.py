@@ -12,7 +12,7 @@ from transship.data import wrap
 from transship.errors import CheckpointError, DataError, OptionError, OutputError
 from transship.registry import build_method
 from transship.verbs.transport import Settings, Work, transport
-from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.models import Opening
 from transship.verbs.transport.plan import target_bytes
 
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from transship.data import wrap
 from transship.errors import OptionError
 from transship.verbs.transport import transport
-from transship.verbs.transport.warm import milestones, warm_start
+from transship.verbs.transport.scores import milestones, warm_start
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,12 @@
 """Transport: move a fine-tune to another base model."""
 
 from transship.verbs.transport.judge import Choice
-from transship.verbs.transport.kinship import Kinship, kinship
-from transship.verbs.transport.measured import Measured
 from transship.verbs.transport.moved import LayerReport, Left, Moved
 from transship.verbs.transport.result import Candidate, Result
-from transship.verbs.transport.roles import PAPER, Roles
 from transship.verbs.transport.run import transport
-from transship.verbs.transport.settings import Settings
+from transship.verbs.transport.scores import Measured
+from transship.verbs.transport.settings import PAPER, Roles, Settings
+from transship.verbs.transport.weights import Kinship, kinship
 from transship.verbs.transport.work import Work
 
 __all__ = [

@@ -11,14 +11,13 @@ from transship.errors import MatchError, OptionError
 from transship.registry import build_method
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.judge import Choice, Judge
-from transship.verbs.transport.kinship import Kinship
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.plan import comparable
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Candidate, Result
-from transship.verbs.transport.shifted import shifted
 from transship.verbs.transport.token_judge import TokenJudge
+from transship.verbs.transport.weights import Kinship, shifted
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work

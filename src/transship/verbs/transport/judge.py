@@ -17,11 +17,10 @@ from transship.errors import OptionError
 from transship.geometry import spearman
 from transship.progress import Progress
 from transship.verbs.transport.prepare import Teacher
-from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.settings import GRID
 from transship.verbs.transport.token_judge import TokenJudge
+from transship.verbs.transport.weights import shifted
 
-# 0 first: a transport that helps nobody leaves the target alone
-GRID: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 # strengths that score worse than the best before the search ends: curves may dip before they rise
 PATIENCE = 6
 _PAIRS_OF = 400

@@ -9,8 +9,8 @@ from transship.activations import SitePair, read_bias, read_weight
 from transship.activations.record import Side
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.moved import Prepared
+from transship.verbs.transport.permutations import Axes
 from transship.verbs.transport.protocol import LayerPair, MappedMethod, TransportMethod
-from transship.verbs.transport.rebasin import Axes
 
 
 class Maps:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transship.activations import Matching
 from transship.activations.collected import CollectedMoments
 from transship.geometry import Moments
-from transship.verbs.transport.rebasin import Axes, Orders
+from transship.verbs.transport.permutations import Axes, Orders
 
 Factors = tuple[Tensor, Tensor]
 

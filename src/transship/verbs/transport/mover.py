@@ -15,7 +15,6 @@ from transship.activations import (
     write_weight,
 )
 from transship.geometry import LinearMap, Moments
-from transship.verbs.transport.changes import Changes
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.moved import Factors, LayerReport, Left, Moved, Prepared
 from transship.verbs.transport.protocol import (
@@ -27,9 +26,9 @@ from transship.verbs.transport.protocol import (
     move_factors,
     move_vector,
 )
-from transship.verbs.transport.roles import Roles
-from transship.verbs.transport.source_update import SourceUpdate
+from transship.verbs.transport.settings import Roles
 from transship.verbs.transport.tables import Tables
+from transship.verbs.transport.weights import Changes, SourceUpdate
 
 _NO_PARTNER = "the target has no partner for it"
 

@@ -6,8 +6,8 @@ from transship.report import Column as ReportColumn
 from transship.report import KeyFigure, KeyFigures, Page, Provenance, Section, Table, Text, library_versions
 from transship.report.blocks import Block
 from transship.report.figures import heat_map, lines
-from transship.verbs.transport.measured import Measured
 from transship.verbs.transport.result import Result
+from transship.verbs.transport.scores import Measured
 
 
 def page(result: Result) -> Page:

@@ -12,9 +12,9 @@ from torch import Tensor
 from transship.verbs.transport.judge import Choice
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
+from transship.verbs.transport.prepare import body_of, collect_for
 from transship.verbs.transport.protocol import TransportMethod
-from transship.verbs.transport.shifted import shifted
-from transship.verbs.transport.statistics import body_of, collect_for
+from transship.verbs.transport.weights import shifted
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work

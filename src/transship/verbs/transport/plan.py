@@ -15,10 +15,9 @@ from transship.numerics import format_bytes
 from transship.verbs.transport.calibrate import as_dataset
 from transship.verbs.transport.heads import require_carriable
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.participants import Opening, require_readable
-from transship.verbs.transport.prepare import changed_pairs
+from transship.verbs.transport.models import Opening, require_readable
+from transship.verbs.transport.prepare import body_of, changed_pairs
 from transship.verbs.transport.protocol import SidedMethod, TransportMethod
-from transship.verbs.transport.statistics import body_of
 from transship.verbs.transport.token_judge import read_tokens
 
 if TYPE_CHECKING:

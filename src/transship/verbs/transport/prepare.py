@@ -1,12 +1,15 @@
 """The costly statistics of a pair of models: saved, resumable, and shared by every method and strength."""
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from transship.activations import LoadedModel, Matching, SitePair
@@ -24,7 +27,6 @@ from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
 from transship.numerics import chunks
 from transship.progress import Progress
-from transship.verbs.transport.embeddings import attention_heads
 from transship.verbs.transport.gradients import (
     GradientStep,
     Loss,
@@ -32,11 +34,18 @@ from transship.verbs.transport.gradients import (
     prediction_loss,
     weight_descent,
 )
+from transship.verbs.transport.methods.carry import Carry
+from transship.verbs.transport.methods.gradfix import Gradfix
+from transship.verbs.transport.methods.transfusion import Transfusion
 from transship.verbs.transport.moved import Prepared
-from transship.verbs.transport.protocol import Requirements
-from transship.verbs.transport.rebasin import match_units
-from transship.verbs.transport.source_update import SourceUpdate
+from transship.verbs.transport.permutations import attention_heads, match_units
+from transship.verbs.transport.protocol import Requirements, TransportMethod
 from transship.verbs.transport.token_judge import TokenTeacher, fit_token_head, token_loss
+from transship.verbs.transport.weights import SourceUpdate
+
+if TYPE_CHECKING:
+    from transship.verbs.transport.work import Work
+
 
 # Rows per site: enough for the widest map to be determined several times over, fewer than all tokens of many
 # inputs.
@@ -272,3 +281,75 @@ def _source_name(matching: Matching, name: str) -> str:
         if pair.target.bias == name and pair.source.bias is not None:
             return pair.source.bias
     return name
+
+
+# settings that the statistics depend on
+_SHAPING = ("batches", "batch_size", "shots", "depth", "align", "seed", "tokens_per_input")
+# inputs whose preprocessing tells one way of reading them from another
+_SAMPLE = 4
+
+
+def body_of(method: TransportMethod) -> TransportMethod:
+    """Return the method that moves the weights; `carry` alone has another than itself."""
+    if isinstance(method, Carry) and method.body != "none":
+        inner: TransportMethod = method.inner()
+        return inner
+    return method
+
+
+def own_options(method: TransportMethod) -> dict[str, Any]:
+    """Return the method's own fields that shape its statistics, as `prepare` takes them."""
+    vote = method.vote if isinstance(method, Gradfix) else "mean"
+    rebasin = None
+    if isinstance(method, Transfusion):
+        rebasin = {"residual": method.residual, "sweeps": method.sweeps}
+    return {"vote": vote, "rebasin": rebasin}
+
+
+def collect_for(work: "Work", method: TransportMethod, calibration: Calibration) -> Prepared:
+    """Collect what a method reads, where both models stand now."""
+    needs, found = method.requirements, work.matching_of(method)
+    return prepare(
+        work.source.model,
+        work.target.model,
+        found if needs.permutations else changed_pairs(found, work.update),
+        calibration,
+        needs,
+        teacher=work.teacher if needs.gradients or needs.descent else None,
+        progress=work.progress,
+        **own_options(method),
+    )
+
+
+def key_of(work: "Work") -> str:
+    """Return a hash of all that the statistics depend on."""
+    settings = work.settings
+    models = [one.loaded for one in (work.source, work.tuned, work.target) if one.loaded is not None]
+    parts = [
+        work.source.fingerprint(),
+        work.tuned.fingerprint(),
+        work.target.fingerprint(),
+        work.draws.fingerprint,
+        *(getattr(settings, name) for name in _SHAPING),
+        *((settings.classes, settings.templates) if settings.classes else ()),
+        next(work.target.model.model.parameters()).dtype,
+        *(_as_read(model, work.draws.calibration) for model in models),
+    ]
+    return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()
+
+
+def _as_read(model: LoadedModel, inputs: Sequence[Any]) -> str:
+    """Return a hash of what a model's preprocessing, its tokenizer too, makes of the first inputs.
+
+    A function has no reliable hash of its own; what it yields has.
+    """
+    rows = [inputs[row] for row in range(min(_SAMPLE, len(inputs)))]
+    digest = hashlib.sha256(f"{model.max_length}".encode())
+    for name, value in sorted(model.preprocess(rows).inputs.items()):
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(raw.numpy().tobytes())
+        else:
+            digest.update(f"{name} {value!r}".encode())
+    return digest.hexdigest()

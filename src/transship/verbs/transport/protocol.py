@@ -7,16 +7,19 @@ takes rows of A's space into B's.
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transship.errors import MatchError, OptionError
 from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
+from transship.numerics import derive_seed
 from transship.registry import Method
 
 
@@ -220,3 +223,14 @@ def require_same_shape(update: Float[Tensor, "..."], pair: LayerPair, method: st
             where=pair.name,
             fix="choose theseus, or a target of the source's shape",
         )
+
+
+def gaussian_like(
+    update: Float[Tensor, "..."], shape: Sequence[int], seed: int, name: str
+) -> Float[Tensor, "..."]:
+    """Return Gaussian noise of `shape` with the Frobenius norm and dtype of `update`."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "random update", name, len(shape)))
+    noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    scale = update.double().norm() / noise.norm().clamp_min(torch.finfo(torch.float64).tiny)
+    made: Tensor = (noise * scale).to(update.dtype)
+    return made

@@ -7,13 +7,12 @@ from typing import Any
 
 from transship.progress import Progress
 from transship.registry import build_method
-from transship.verbs.transport.examine import Examination
-from transship.verbs.transport.participants import Opening
+from transship.verbs.transport.measure import Examination
+from transship.verbs.transport.models import Opening
 from transship.verbs.transport.plan import check_request
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result
-from transship.verbs.transport.roles import Roles
-from transship.verbs.transport.settings import Settings
+from transship.verbs.transport.settings import Roles, Settings
 from transship.verbs.transport.work import Work
 
 

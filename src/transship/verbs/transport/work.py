@@ -19,13 +19,10 @@ from transship.registry import build_method
 from transship.verbs.transport.calibrate import Draws, draw, draw_kept
 from transship.verbs.transport.heads import CarriedHead, carry_head
 from transship.verbs.transport.judge import PATIENCE, Choice, Judge, choose_strength, require_outputs, teach
-from transship.verbs.transport.kinship import Kinship, kinship
 from transship.verbs.transport.labels import validation_labels
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.methods.identity import Identity
-from transship.verbs.transport.moved import Moved, Prepared
-from transship.verbs.transport.mover import Mover
-from transship.verbs.transport.participants import (
+from transship.verbs.transport.models import (
     Opening,
     Participant,
     match_participants,
@@ -33,15 +30,15 @@ from transship.verbs.transport.participants import (
     shares_outputs,
     source_update,
 )
+from transship.verbs.transport.moved import Moved, Prepared
+from transship.verbs.transport.mover import Mover
 from transship.verbs.transport.plan import check_request
-from transship.verbs.transport.prepare import Calibration, Teacher
+from transship.verbs.transport.prepare import Calibration, Teacher, body_of, collect_for, key_of, own_options
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Candidate, Result
 from transship.verbs.transport.settings import Settings
-from transship.verbs.transport.shifted import shifted
-from transship.verbs.transport.source_update import SourceUpdate
-from transship.verbs.transport.statistics import body_of, collect_for, key_of, own_options
 from transship.verbs.transport.token_judge import TokenJudge, TokenTeacher
+from transship.verbs.transport.weights import Kinship, SourceUpdate, kinship, shifted
 
 
 @dataclass(eq=False)

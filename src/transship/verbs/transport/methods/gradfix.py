@@ -10,8 +10,7 @@ from torch import Tensor
 from transship.errors import MatchError
 from transship.geometry import LinearMap
 from transship.registry import build_method
-from transship.verbs.transport.draws import gaussian_like
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, gaussian_like
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.verbs.transport.draws import gaussian_like
-from transship.verbs.transport.protocol import LayerPair, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, TransportMethod, gaussian_like
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.geometry import LinearMap, procrustes
-from transship.verbs.transport.draws import gaussian_like
-from transship.verbs.transport.protocol import LayerPair, MappedMethod, Requirements
+from transship.verbs.transport.protocol import LayerPair, MappedMethod, Requirements, gaussian_like
 
 
 @dataclass(frozen=True, kw_only=True)

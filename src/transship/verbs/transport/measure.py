@@ -15,18 +15,24 @@ from transship.activations.readout import Reading, Readout, Task
 from transship.checkpoints.card import Input
 from transship.errors import DataError, OptionError
 from transship.verbs.transport.calibrate import draw_kept
-from transship.verbs.transport.evaluate import probe, reuse_head
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.judge import Choice, agreement
 from transship.verbs.transport.labelled import Known, Labelled, labelled
 from transship.verbs.transport.labels import as_outputs
-from transship.verbs.transport.measured import Measured, Row
 from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.moved import Moved
 from transship.verbs.transport.result import Result
-from transship.verbs.transport.shifted import shifted
+from transship.verbs.transport.scores import (
+    Measured,
+    Row,
+    WarmStart,
+    milestones,
+    probe,
+    reuse_head,
+    warm_start,
+)
 from transship.verbs.transport.token_judge import read_tokens
-from transship.verbs.transport.warm import WarmStart, milestones, warm_start
+from transship.verbs.transport.weights import shifted
 
 if TYPE_CHECKING:
     from transship.verbs.transport.work import Work

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from transship.activations import Site, read_bias, read_weight
+from transship.activations import LoadedModel, Site, read_bias, read_weight
 from transship.numerics import derive_seed
 
 Orders = dict[str, Int[Tensor, " units"]]
@@ -267,3 +267,17 @@ def _within_heads(
         rows, columns = slice(place * size, (place + 1) * size), slice(head * size, (head + 1) * size)
         order[rows] = head * size + _assign(gain[rows, columns])
     return order
+
+
+def attention_heads(model: LoadedModel, stack: str = "") -> int:
+    """Return the number of attention heads that the config names; 0 where it names none.
+
+    Towers may differ: `vision` asks for those of the image tower.
+    """
+    towers = [getattr(model.config, f"{name}_config", None) for name in ("text", "vision")]
+    for part in (model.config, *(reversed(towers) if stack == "vision" else towers)):
+        for name in ("num_attention_heads", "num_heads", "n_head", "n_heads"):
+            value = getattr(part, name, None)
+            if isinstance(value, int):
+                return value
+    return 0
