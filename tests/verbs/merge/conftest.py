@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transship.verbs.merge.protocol import Operands
+from transship.verbs.merge.maths.operands import Operands
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transship.registry import build_method
-from transship.verbs.merge.protocol import Operands
+from transship.verbs.merge.maths.operands import Operands
 
 Make = Callable[..., Operands]
 SHAPE = (20, 30)

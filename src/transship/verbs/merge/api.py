@@ -16,8 +16,8 @@ from transship.atomic import check_target
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
 from transship.progress import Progress, quiet
+from transship.verbs.merge.maths.operands import Floats
 from transship.verbs.merge.plan import MergePlan, RecipeLike, plan
-from transship.verbs.merge.protocol import Floats
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
 from transship.verbs.merge.recipe.run.prepare import prepare
 from transship.verbs.merge.recipe.run.prepared import Prepared

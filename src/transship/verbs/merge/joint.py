@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transship.activations.functional import Features
 from transship.registry import unknown
 from transship.verbs.merge.fusion.origin import ModuleOrigin
+from transship.verbs.merge.maths.operands import Operands
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.protocol import Joint, LearnedMethod, Operands, Seen, recipe_method, recipe_methods
+from transship.verbs.merge.protocol import Joint, LearnedMethod, TaskView, recipe_method, recipe_methods
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class JointTask:
     """
 
     change: Mapping[str, Tensor]
-    task: Seen
+    task: TaskView
     classes: Tensor | None = None
 
     @property
@@ -38,7 +39,7 @@ class JointTask:
         """Return τ."""
         return dict(self.change)
 
-    def seen(self) -> Seen:
+    def view(self) -> TaskView:
         """Return how it runs."""
         return self.task
 

@@ -13,7 +13,8 @@ from transship.checkpoints import Adapter, TensorInfo, find_dtype
 from transship.errors import OptionError
 from transship.numerics import INTERPRETER, format_bytes
 from transship.registry import method_class
-from transship.verbs.merge.protocol import CHUNK, RecipeMethod, parameters_of
+from transship.verbs.merge.maths.operands import CHUNK
+from transship.verbs.merge.protocol import RecipeMethod, parameters_of
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge, merge_adapters
 from transship.verbs.merge.recipe.plan.check import check_data, check_models, check_runs, wants_task_heads
 from transship.verbs.merge.recipe.plan.configs import output_config

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from transship.errors import OptionError
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.maths.adam import Adam
+from transship.verbs.merge.maths.descent import Adam
 from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry, head_kinds, polish, tune
 
 

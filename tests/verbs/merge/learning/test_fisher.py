@@ -41,7 +41,7 @@ def test_the_information_is_the_expectation_over_inputs_and_classes(
     inputs: dict[str, Tensor],
     weights_of: Weights,
 ):
-    found = Fisher().information(tasks["b"].seen(), weights_of("b"), inputs=9)
+    found = Fisher().information(tasks["b"].view(), weights_of("b"), inputs=9)
     expected = dense_information(network, fine_tunes["b"], inputs["b"][:9])
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -49,8 +49,8 @@ def test_the_information_is_the_expectation_over_inputs_and_classes(
 
 
 def test_drawn_classes_have_the_same_mean(tasks: Tasks, weights_of: Weights):
-    exact = Fisher().information(tasks["b"].seen(), weights_of("b"), inputs=4)
-    drawn, task = Fisher(definition="drawn"), tasks["b"].seen()
+    exact = Fisher().information(tasks["b"].view(), weights_of("b"), inputs=4)
+    drawn, task = Fisher(definition="drawn"), tasks["b"].view()
     draws = [drawn.information(task, weights_of("b"), inputs=4, seed=seed)["scale"] for seed in range(400)]
     torch.testing.assert_close(torch.stack(draws).mean(0), exact["scale"], rtol=0.15, atol=1e-4)
     assert not torch.equal(draws[0], draws[1])
@@ -63,7 +63,7 @@ def test_the_batch_definition_squares_a_gradient_summed_over_the_batch(
     inputs: dict[str, Tensor],
     weights_of: Weights,
 ):
-    found = Fisher(definition="batch", batch_size=4).information(tasks["a"].seen(), weights_of("a"), inputs=8)
+    found = Fisher(definition="batch", batch_size=4).information(tasks["a"].view(), weights_of("a"), inputs=8)
     state = fine_tunes["a"]
     network.load_state_dict(weights_of("a"))
     total = torch.zeros_like(state["scale"])
@@ -83,7 +83,7 @@ def test_the_merge_is_the_weighted_mean_of_the_equation(
     )
     above = below = 0
     for name, share in zip("abc", (2.0, 1.0, 0.5), strict=True):
-        information = Fisher().information(tasks[name].seen(), weights_of(name))
+        information = Fisher().information(tasks[name].view(), weights_of(name))
         scaled = share * (information["scale"] / norm(information) + 1e-6)
         above, below = above + scaled * weights_of(name)["scale"], below + scaled
     torch.testing.assert_close(origin.backbone["scale"] + found["scale"], above / below, rtol=1e-5, atol=1e-6)
@@ -104,7 +104,7 @@ def test_continual_fisher_is_joint_fisher_in_every_order_and_remove_undoes_add(
 ):
     def step(name: str, number: int) -> Arrival:
         task = tasks[name]
-        return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.seen())
+        return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.view())
 
     method = Fisher(inputs=40)
     expected = merge_updates_of(origin.backbone, list(tasks.values()), "fisher")

@@ -87,7 +87,7 @@ def test_multi_task_training_needs_labels_and_lowers_the_loss(
     def loss(update: dict[str, Tensor]) -> float:
         total = 0.0
         for name, task in tasks.items():
-            seen = task.seen()
+            seen = task.view()
             backbone = {key: network.state_dict()[key] + change for key, change in update.items()}
             outputs = seen.read(backbone, seen.batch(range(seen.count))).outputs
             assert outputs is not None
@@ -122,7 +122,7 @@ def test_one_step_of_multi_task_training_is_adam_on_the_summed_cross_entropy(
     weights = {name: (tensor + begin[name]).requires_grad_() for name, tensor in network.state_dict().items()}
     loss = torch.zeros(())
     for name, task in tasks.items():
-        outputs = task.seen().read(weights, inputs[name]).outputs
+        outputs = task.view().read(weights, inputs[name]).outputs
         assert outputs is not None
         loss = loss + nn.functional.cross_entropy(outputs, torch.from_numpy(labels[name]))
     slopes = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))

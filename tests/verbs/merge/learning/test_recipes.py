@@ -336,14 +336,14 @@ def test_other_fitted_heads_change_the_head_alone_and_are_told(pictures: Path, t
     plain = merge(recipe("regmean", heads="per_task")).save(tmp_path / "plain")
     fitted = merge(recipe("regmean", heads=kind))
     assert f"classifier.weight ({kind.replace('-', '_')})" in fitted.plan.text()
-    out = fitted.save(tmp_path / "out")
+    result = fitted.run(tmp_path / "out")
     for name in ("shape", "tone"):
-        with checkpoints.open(plain / name) as one, checkpoints.open(out / name) as other:
+        with checkpoints.open(plain / name) as one, checkpoints.open(result.folder / name) as other:
             changed = {key for key in one.tensors if not np.array_equal(one.read(key), other.read(key))}
         assert changed == {"classifier.weight", "classifier.bias"}
-    shares = fitted.learnt()["agreement"]
+    shares = result.learnt["agreement"]
     assert set(shares) == {"shape", "tone"}
-    assert any("as its own model" in line for line in fitted.learnt_lines())
+    assert any("as its own model" in line for line in result.lines())
     if kind == "carried-polished":
         assert all(share["carried_polished"] >= share["own"] for share in shares.values())
 

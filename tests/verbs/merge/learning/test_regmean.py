@@ -22,7 +22,7 @@ Weights = Callable[[str], dict[str, Tensor]]
 
 
 def step(origin: ModuleOrigin, task: JointTask, number: int = 1) -> Arrival:
-    return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.seen())
+    return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.view())
 
 
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -33,7 +33,7 @@ def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 def test_grams_are_the_second_moments_of_what_enters_each_map(
     network: nn.Module, tasks: Tasks, inputs: dict[str, Tensor], weights_of: Weights
 ):
-    found = input_grams(tasks["a"].seen(), weights_of("a"), batch_size=7)
+    found = input_grams(tasks["a"].view(), weights_of("a"), batch_size=7)
     pairs = {f"layers.{n}.left.weight|layers.{n}.right.weight" for n in (0, 1)}
     assert set(found) == pairs | {f"layers.{n}.out.weight" for n in (0, 1)}
     rows = torch.cat([inputs["a"], torch.ones(len(inputs["a"]), 1)], 1).double()
@@ -150,14 +150,14 @@ def test_regmean_plus_plus_takes_the_grams_under_the_merged_layers_below(
             key: origin.backbone[key] + refined[key] if key.startswith("layers.0") else value
             for key, value in weights_of(task).items()
         }
-        gram = input_grams(tasks[task].seen(), lower)["layers.1.left.weight|layers.1.right.weight"][:5, :5]
+        gram = input_grams(tasks[task].view(), lower)["layers.1.left.weight|layers.1.right.weight"][:5, :5]
         gram = 0.9 * gram + 0.1 * gram.diagonal().diag()
         left, right = left + gram, right + gram @ tasks[task].update()[name].double().T
     torch.testing.assert_close(refined[name], torch.linalg.solve(left, right).T.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_are_found_in_the_order_in_which_an_input_passes_them(tasks: Tasks, origin: ModuleOrigin):
-    order = forward_order(tasks["a"].seen(), origin.backbone)
+    order = forward_order(tasks["a"].view(), origin.backbone)
     assert [layer for layer, _ in order] == ["layers.0.", "layers.1."]
     assert order[0][1] == ["layers.0.left.weight", "layers.0.right.weight", "layers.0.out.weight"]
 
@@ -212,4 +212,4 @@ def test_missing_data_and_nan_are_one_clear_error(
     broken = inputs | {"b": inputs["b"] * float("nan")}
     with pytest.raises(NumericalError, match=r"b: what enters .* NaN"):
         joint(network, fine_tunes, broken, "regmean")
-    assert len(linear_maps(tasks["a"].seen())) == 6
+    assert len(linear_maps(tasks["a"].view())) == 6

@@ -12,7 +12,7 @@ from transship.errors import NumericalError
 from transship.verbs.merge.fusion.origin import ModuleOrigin
 from transship.verbs.merge.joint import JointTask
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.protocol import Seen
+from transship.verbs.merge.protocol import TaskView
 from transship.verbs.merge.recipe.run.search import Answers, Factors, Search, answers_of
 
 Tasks = dict[str, JointTask]
@@ -30,8 +30,8 @@ class Model:
     def weights(self) -> Vector:
         return {name: self.origin.backbone[name] + change for name, change in self.task.update().items()}
 
-    def seen(self) -> Seen:
-        return self.task.seen()
+    def view(self) -> TaskView:
+        return self.task.view()
 
 
 def arithmetic(origin: ModuleOrigin, tasks: list[JointTask], start: float):
@@ -60,7 +60,7 @@ def test_the_loss_is_lower_than_on_a_grid_around_the_start(tasks: Tasks, origin:
     search = Search([Model(origin, task) for task in chosen], arithmetic(origin, chosen, 0.5), rounds=3)
     found = search.run()
     assert found.loss < found.start
-    seens = [task.seen() for task in chosen]
+    seens = [task.view() for task in chosen]
     own = [answers_of(seen, Model(origin, task).weights()) for seen, task in zip(seens, chosen, strict=True)]
     for first in (0.6, 1.0, 1.6):
         for second in (0.6, 1.0, 1.6):
@@ -98,7 +98,7 @@ def test_models_without_a_head_are_compared_by_their_features(
     bare = {key: value for key, value in fine_tunes["a"].items() if not key.startswith("head.")}
     arrival = origin.admit(bare, "bare")
     task = JointTask(arrival.update, arrival.model.over(inputs["a"]))
-    assert answers_of(task.seen(), origin.backbone).kind == "features"
+    assert answers_of(task.view(), origin.backbone).kind == "features"
     found = Search([Model(origin, task)], arithmetic(origin, [task], 1 / 1.5)).run()
     assert found.factors[0] == pytest.approx(1.5)
 

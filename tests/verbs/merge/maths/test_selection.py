@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.verbs.merge.maths import selection
+from transship.verbs.merge.maths.operands import Operands
 from transship.verbs.merge.maths.selection import HIGHEST, kth_in_model, kth_in_tensor, select
-from transship.verbs.merge.protocol import Operands
 
 
 def tensor(values: np.ndarray) -> Operands:

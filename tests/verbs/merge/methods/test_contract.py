@@ -13,14 +13,9 @@ import numpy as np
 import pytest
 
 from transship.registry import build_method, method_class
-from transship.verbs.merge import protocol
-from transship.verbs.merge.protocol import (
-    LearnedMethod,
-    Operands,
-    RecipeMethod,
-    recipe_method,
-    recipe_methods,
-)
+from transship.verbs.merge.maths import operands as operands_module
+from transship.verbs.merge.maths.operands import Operands
+from transship.verbs.merge.protocol import LearnedMethod, RecipeMethod, recipe_method, recipe_methods
 
 Make = Callable[..., Operands]
 SHAPE = (7, 12)
@@ -59,7 +54,7 @@ def test_every_method_keeps_the_contract(operands: Make, name: str):
     for model, copy in zip(models, before, strict=True):
         np.testing.assert_array_equal(model, copy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "CHUNK", 24)
+        patch.setattr(operands_module, "CHUNK", 24)
         np.testing.assert_allclose(
             merged(name.replace("_", "-"), given, **fields), found, rtol=1e-5, atol=1e-6
         )
@@ -92,7 +87,7 @@ def peak(make: Make, name: str, rows: int) -> int:
 def test_a_method_holds_as_many_copies_of_a_tensor_as_the_plan_says(
     operands: Make, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(protocol, "CHUNK", 1 << 14)
+    monkeypatch.setattr(operands_module, "CHUNK", 1 << 14)
     kind = recipe_method(name)
     assert kind is not None
     small, large = (peak(operands, name, rows) for rows in (256, 768))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from transship.errors import OptionError
 from transship.registry import build_method
-from transship.verbs.merge import protocol
-from transship.verbs.merge.protocol import Operands
+from transship.verbs.merge.maths import operands as operands_module
+from transship.verbs.merge.maths.operands import Operands
 
 Make = Callable[..., Operands]
 SHAPE = (7, 12)
@@ -205,7 +205,7 @@ def test_ties_keeps_no_trimmed_entry_and_none_that_opposes_the_elected_sign(
         {"weight": [1.0] * 3, "density": [density] * 3},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "CHUNK", chunk)
+        patch.setattr(operands_module, "CHUNK", chunk)
         found = merged("ties", given)
     np.testing.assert_allclose(found, over(total, divisor), rtol=1e-6)
     assert (found[(kept == 0).all(axis=0)] == 0).all()
@@ -272,7 +272,7 @@ def test_random_draws_depend_on_seed_tensor_and_model_and_on_nothing_else(operan
         operands(models, base, weight=[0.0, 1.0], density=0.5),
     ):
         assert not np.array_equal(first, merged("dare-linear", changed))
-    monkeypatch.setattr(protocol, "CHUNK", 100)
+    monkeypatch.setattr(operands_module, "CHUNK", 100)
     np.testing.assert_array_equal(
         first, merged("dare-linear", operands(models, base, weight=[1.0, 0.0], density=0.5))
     )

@@ -19,13 +19,13 @@ from transship.activations.record import Tap, watching
 from transship.errors import NumericalError
 from transship.numerics import chunks
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.protocol import Seen
+from transship.verbs.merge.protocol import TaskView
 
 JOINT = "|"
 
 
 @dataclass(frozen=True)
-class LinearMap:
+class LinearModule:
     """One linear map of the backbone.
 
     Attributes:
@@ -53,25 +53,25 @@ class LinearMap:
         return parts if self.bias is None else parts | {self.bias: columns[-1].float().contiguous()}
 
 
-def linear_maps(seen: Seen) -> dict[str, LinearMap]:
+def linear_maps(task: TaskView) -> dict[str, LinearModule]:
     """Return the linear maps of a task's backbone by the name of their weight.
 
     A weight that several modules share is none of them: it has no input of its own.
     """
-    by_parameter = {parameter: name for name, parameter in seen.names.items()}
+    by_parameter = {parameter: name for name, parameter in task.names.items()}
     maps = {}
-    for weight, path in seen.matrices.items():
-        module = seen.module.get_submodule(path)
+    for weight, path in task.matrices.items():
+        module = task.module.get_submodule(path)
         transposed = type(module).__name__ == "Conv1D"  # GPT-2's, which is stored as [in, out]
-        if weight not in seen.names or not (isinstance(module, nn.Linear) or transposed):
+        if weight not in task.names or not (isinstance(module, nn.Linear) or transposed):
             continue
         bias = by_parameter.get(f"{path}.bias" if path else "bias")
-        maps[weight] = LinearMap(weight, bias, path, transposed)
+        maps[weight] = LinearModule(weight, bias, path, transposed)
     return maps
 
 
 def input_grams(
-    seen: Seen,
+    task: TaskView,
     backbone: Mapping[str, Tensor],
     *,
     batch_size: int = 16,
@@ -81,7 +81,7 @@ def input_grams(
     """Return XᵀX / tokens of what enters each linear map, under the joined names of the maps that read it.
 
     Args:
-        seen: the task.
+        task: the task.
         backbone: the weights it runs with.
         batch_size: inputs per forward pass.
         only: weights of interest; all linear maps by default.
@@ -89,27 +89,27 @@ def input_grams(
 
     Processes share the batches. Products are summed in float64 per batch; padding counts for nothing.
     """
-    maps = linear_maps(seen)
+    maps = linear_maps(task)
     if only is not None:
         maps = {name: maps[name] for name in only}
     counter = _Counter({linear.path: linear for linear in maps.values()})
     taps = [Tap(linear.path, "input") for linear in maps.values()]
-    limit = seen.count if inputs is None else min(seen.count, -(-inputs // batch_size) * batch_size)
-    with torch.no_grad(), watching(seen.module, taps, counter.watch):
+    limit = task.count if inputs is None else min(task.count, -(-inputs // batch_size) * batch_size)
+    with torch.no_grad(), watching(task.module, taps, counter.watch):
         for number, rows in enumerate(chunks(limit, batch_size)):
             if not parallel.mine(number):
                 continue
-            batch = seen.batch(range(rows.start, rows.stop))
+            batch = task.batch(range(rows.start, rows.stop))
             counter.start(batch)
-            seen.read(backbone, batch)
+            task.read(backbone, batch)
             counter.finish()
-    return counter.grams(seen.name)
+    return counter.grams(task.name)
 
 
 class _Counter:
     """Sums XᵀX per tensor, and finds out which maps read the same one."""
 
-    def __init__(self, maps: Mapping[str, LinearMap]) -> None:
+    def __init__(self, maps: Mapping[str, LinearModule]) -> None:
         self._maps = maps
         # under the names of the weights that read the tensor, joined
         self._sums: dict[str, Tensor] = {}
@@ -177,7 +177,7 @@ def shrunk(
 
 
 def weighted(
-    grams: Mapping[str, Tensor], maps: Mapping[str, LinearMap], update: Mapping[str, Tensor]
+    grams: Mapping[str, Tensor], maps: Mapping[str, LinearModule], update: Mapping[str, Tensor]
 ) -> Vector:
     """Return G Δᵀ for every linear map, in float64: [inputs, outputs], the bias as its last row."""
     products = {}
@@ -190,7 +190,7 @@ def weighted(
 
 
 def solved(
-    grams: Mapping[str, Tensor], products: Mapping[str, Tensor], maps: Mapping[str, LinearMap]
+    grams: Mapping[str, Tensor], products: Mapping[str, Tensor], maps: Mapping[str, LinearModule]
 ) -> Vector:
     """Return Δ = (Σ G_i)⁻¹ Σ G_i Δ_i for every linear map, by Cholesky in float64."""
     changes: Vector = {}
@@ -208,7 +208,7 @@ def solved(
     return changes
 
 
-def held(grams: Mapping[str, Tensor], maps: Mapping[str, LinearMap]) -> set[str]:
+def held(grams: Mapping[str, Tensor], maps: Mapping[str, LinearModule]) -> set[str]:
     """Return the tensors that the linear maps of `grams` hold: weights and biases."""
     weights = {name for names in grams for name in names.split(JOINT)}
     return weights | {bias for name in weights if (bias := maps[name].bias) is not None}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from transship.numerics import chunks
-from transship.verbs.merge.protocol import CHUNK, Floats, Operands, Survey
+from transship.verbs.merge.maths.operands import CHUNK, Floats, Operands, Survey
 
 Bits = npt.NDArray[np.uint32]
 BINS = 1 << 18

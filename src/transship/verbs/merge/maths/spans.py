@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from transship.verbs.merge.protocol import Floats, Operands
+from transship.verbs.merge.maths.operands import Floats, Operands
 
 Doubles = npt.NDArray[np.float64]
 

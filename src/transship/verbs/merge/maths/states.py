@@ -1,7 +1,7 @@
 """Vectors over a model's tensors, and states of such vectors that add up."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -29,12 +29,3 @@ def combined(state: State, other: State, factor: float = 1.0) -> State:
         for group, vector in state.items()
         if group in other
     }
-
-
-def total(states: Iterable[State]) -> State:
-    """Return the sum of states, one held at a time beside it."""
-    stream = iter(states)
-    sums = next(stream)
-    for state in stream:
-        sums = combined(sums, state)
-    return sums

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.merge.maths.sparsify import Sparsifier, keep_all
-from transship.verbs.merge.maths.updates import merge_updates
-from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod, parameter
+from transship.verbs.merge.maths.operands import Floats, Operands
+from transship.verbs.merge.maths.updates import Sparsifier, keep_all, matching_norm, merge_updates
+from transship.verbs.merge.protocol import RecipeMethod, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,26 @@ class UpdateMethod(RecipeMethod):
     rescale: bool = parameter(False, only="recipe")
     int8_mask: bool = parameter(False, only="recipe")
 
-    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
-        """Return what prunes the update of each model."""
-        return [keep_all] * len(operands.models)
+    @property
+    def restores_norm(self) -> bool:
+        """Whether what is kept is enlarged until the L1 norm is as before."""
+        return self.rescale
+
+    def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
+        """Return what prunes the update of one model."""
+        return keep_all
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
         """Yield the merged tensor."""
+        sparsifiers = []
+        for index in range(len(operands.models)):
+            kept = self.sparsifier(operands, index)
+            sparsifiers.append(
+                matching_norm(operands, index, kept, rows=self.rows) if self.restores_norm else kept
+            )
         return merge_updates(
             operands,
-            self.sparsifiers(operands),
+            sparsifiers,
             elect=self.elect,
             normalize=self.normalize,
             scale=self.scale,

@@ -8,7 +8,7 @@ from transship.verbs.merge.protocol import Arrival, ContinualMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class Base(ContinualMethod):
+class Unmerged(ContinualMethod):
     """Merge nothing: the unmerged base, so that heads alone can be told from merging."""
 
     paper: ClassVar[str] = "control"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.merge.maths.sparsify import Sparsifier, matching_norm, without_outliers
+from transship.verbs.merge.maths.operands import Operands
+from transship.verbs.merge.maths.updates import Sparsifier, without_outliers
 from transship.verbs.merge.methods._updates import UpdateMethod
-from transship.verbs.merge.protocol import Operands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +27,7 @@ class Breadcrumbs(UpdateMethod):
 
     gamma: float = 0.01
 
-    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
+    def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
         """Return what drops both ends."""
-        sparsifiers = []
-        for index, density in enumerate(operands.number("density")):
-            kept = without_outliers(operands, index, density, operands.number("gamma")[index])
-            sparsifiers.append(matching_norm(operands, index, kept) if self.rescale else kept)
-        return sparsifiers
+        density, gamma = (operands.number(name)[index] for name in ("density", "gamma"))
+        return without_outliers(operands, index, density, gamma)

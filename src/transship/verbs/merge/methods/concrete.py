@@ -1,6 +1,6 @@
 """Concrete task arithmetic: one mask for all updates, learnt without labels."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from transship.numerics import derive_seed
-from transship.verbs.merge.maths.checks import check_classes
-from transship.verbs.merge.maths.entropy import Descent
+from transship.progress import Progress, quiet
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.methods._entropy import EntropyMethod, Weights
-from transship.verbs.merge.protocol import Seen
+from transship.verbs.merge.protocol import TaskView
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,40 +36,31 @@ class Concrete(EntropyMethod):
     temperature: float = 0.5
     steps: int = 2000
 
-    def learned(
-        self, base: Weights, updates: Sequence[Weights], tasks: Sequence[Seen], descent: Descent
-    ) -> tuple[Vector, Sequence[float]]:
-        """Return λ M ⊙ Σ τ_k."""
-        mask = learn_mask(
-            base, updates, tasks, scale=self.scale, temperature=self.temperature, descent=descent
-        )
-        return mask.merged(updates), mask.losses
+    def mix(
+        self,
+        base: Weights,
+        updates: Sequence[Weights],
+        tasks: Sequence[TaskView],
+        seed: int = 0,
+        progress: Progress = quiet,
+    ) -> tuple[Vector, list[float]]:
+        """Return λ M ⊙ Σ τ_k with the mask drawn in the end, and the loss of every step."""
+        self._check(tasks, base)
+        total = {name: torch.stack([update[name] for update in updates]).sum(0) for name in base}
+        logits = {name: torch.zeros_like(tensor, requires_grad=True) for name, tensor in total.items()}
+        generator = torch.Generator().manual_seed(derive_seed(seed, "concrete"))
 
+        def masked(name: str, draws: torch.Generator) -> Tensor:
+            return self.scale * relaxed(logits[name], self.temperature, draws) * total[name]
 
-@dataclass(frozen=True)
-class ConcreteMask:
-    """The learnt logits of Concrete's mask, and the mask drawn from them in the end.
+        def build() -> Vector:
+            return {name: base[name] + masked(name, generator) for name in base}
 
-    Attributes:
-        logits: tensor → [as the tensor].
-        scale: λ.
-        seed: of the final draw.
-    """
-
-    logits: Vector
-    scale: float
-    temperature: float
-    seed: int
-    losses: list[float]
-
-    def of(self, name: str) -> Tensor:
-        """Return the final mask of one tensor, keyed by its name and divided by its mean."""
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, "concrete", name))
-        return relaxed(self.logits[name], self.temperature, generator)
-
-    def merged(self, updates: Sequence[Mapping[str, Tensor]]) -> Vector:
-        """Return λ Σ_k M ⊙ τ_k."""
-        return {name: self.scale * self.of(name) * summed(updates, name) for name in self.logits}
+        losses = self.descend(list(logits.values()), build, tasks, seed, progress)
+        with torch.no_grad():
+            seeds = {name: derive_seed(seed, "concrete", name) for name in base}
+            final = {name: masked(name, torch.Generator().manual_seed(key)) for name, key in seeds.items()}
+        return final, losses
 
 
 def relaxed(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -78,36 +68,3 @@ def relaxed(logits: Tensor, temperature: float, generator: torch.Generator) -> T
     uniform = torch.rand(logits.shape, generator=generator).clamp_(1e-6, 1 - 1e-6).to(logits.device)
     mask = torch.sigmoid((uniform.log() - (-uniform).log1p() + logits) / temperature)
     return mask / mask.mean().clamp_min(1e-6)
-
-
-def summed(updates: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
-    """Return Σ_k τ_k of one tensor."""
-    return torch.stack([update[name] for update in updates]).sum(0)
-
-
-def learn_mask(
-    base: Mapping[str, Tensor],
-    updates: Sequence[Mapping[str, Tensor]],
-    tasks: Sequence[Seen],
-    *,
-    scale: float = 0.3,
-    temperature: float = 0.5,
-    descent: Descent | None = None,
-) -> ConcreteMask:
-    """Return Concrete's mask M: θ = θ_0 + λ Σ_k M ⊙ τ_k of least entropy, over random masks."""
-    for task in tasks:
-        check_classes(task, dict(base), "concrete")
-    descent = descent or Descent(steps=2000)
-    joint = {name: summed(updates, name) for name in base}
-    logits = {name: torch.zeros_like(tensor, requires_grad=True) for name, tensor in joint.items()}
-    generator = torch.Generator().manual_seed(derive_seed(descent.seed, "concrete"))
-
-    def build() -> Vector:
-        return {
-            name: base[name] + scale * relaxed(logits[name], temperature, generator) * change
-            for name, change in joint.items()
-        }
-
-    losses = descent.minimise(list(logits.values()), build, tasks)
-    final = {name: value.detach() for name, value in logits.items()}
-    return ConcreteMask(final, scale, temperature, descent.seed, losses)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from transship.verbs.merge.maths.sparsify import Rescaled, Sparsifier, by_chance, matching_norm
+from transship.verbs.merge.maths.operands import Operands
+from transship.verbs.merge.maths.updates import Rescaled, Sparsifier, by_chance
 from transship.verbs.merge.methods._updates import UpdateMethod
-from transship.verbs.merge.protocol import Operands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +30,14 @@ class DareLinear(UpdateMethod):
     rescale: bool = True
     rescale_by: Literal["norm", "density"] = "norm"
 
-    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
+    @property
+    def restores_norm(self) -> bool:
+        """Whether what is kept is enlarged until the L1 norm is as before."""
+        return self.rescale and self.rescale_by == "norm"
+
+    def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
         """Return what drops entries by chance."""
-        sparsifiers = []
-        for index, density in enumerate(operands.number("density")):
-            kept = by_chance(operands, index, density)
-            if self.rescale and self.rescale_by == "norm":
-                kept = matching_norm(operands, index, kept)
-            elif self.rescale and 0 < density < 1:
-                kept = Rescaled(kept, 1 / density)
-            sparsifiers.append(kept)
-        return sparsifiers
+        density = operands.number("density")[index]
+        kept = by_chance(operands, index, density)
+        divided = self.rescale and self.rescale_by == "density" and 0 < density < 1
+        return Rescaled(kept, 1 / density) if divided else kept

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from transship.verbs.merge.maths.sparsify import Sparsifier, by_rank_and_chance, matching_norm
+from transship.verbs.merge.maths.operands import Operands
+from transship.verbs.merge.maths.updates import Sparsifier, by_rank_and_chance
 from transship.verbs.merge.methods._updates import UpdateMethod
-from transship.verbs.merge.protocol import Operands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +34,13 @@ class DellaLinear(UpdateMethod):
     rescale: bool = True
     rescale_by: Literal["norm", "density"] = "norm"
 
-    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
+    @property
+    def restores_norm(self) -> bool:
+        """Whether what is kept is enlarged until the L1 norm is as before."""
+        return self.rescale and self.rescale_by == "norm"
+
+    def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
         """Return what drops entries by rank and chance."""
+        density, epsilon = (operands.number(name)[index] for name in ("density", "epsilon"))
         inverse = self.rescale and self.rescale_by == "density"
-        sparsifiers = []
-        for index, density in enumerate(operands.number("density")):
-            epsilon = operands.number("epsilon")[index]
-            kept = by_rank_and_chance(operands, index, density, epsilon, inverse=inverse)
-            match = self.rescale and not inverse
-            sparsifiers.append(matching_norm(operands, index, kept, rows=True) if match else kept)
-        return sparsifiers
+        return by_rank_and_chance(operands, index, density, epsilon, inverse=inverse)

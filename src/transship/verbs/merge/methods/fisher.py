@@ -11,10 +11,9 @@ from torch import Tensor
 from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import chunks, derive_seed
-from transship.verbs.merge.maths.checks import check_classes
-from transship.verbs.merge.maths.joint import summed
 from transship.verbs.merge.maths.states import State, Vector, combined, norm, numbers
-from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, Seen, parameter
+from transship.verbs.merge.maths.tasks import check_classes, summed
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, TaskView, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +85,14 @@ class Fisher(LearnedMethod, ContinualMethod):
         self,
         inputs: int | None,
         seed: int,
-        seen: Seen,
+        task: TaskView,
         tuned: Mapping[str, Tensor],
         update: Mapping[str, Tensor],
         weight: float = 1.0,
     ) -> State:
         """Return the sums of one model: `information` c F and `products` c F τ."""
-        check_classes(seen, dict(tuned), "fisher")
-        plain = self.information(seen, tuned, inputs=inputs, seed=seed)
+        check_classes(task, dict(tuned), "fisher")
+        plain = self.information(task, tuned, inputs=inputs, seed=seed)
         size = norm(plain) if self.normalize else 1.0
         scale = 1.0 / size if size > 0 else 1.0
         information = {name: weight * (tensor * scale + self.floor) for name, tensor in plain.items()}
@@ -104,20 +103,20 @@ class Fisher(LearnedMethod, ContinualMethod):
         }
 
     def information(
-        self, seen: Seen, tuned: Mapping[str, Tensor], *, inputs: int | None = None, seed: int = 0
+        self, task: TaskView, tuned: Mapping[str, Tensor], *, inputs: int | None = None, seed: int = 0
     ) -> Vector:
         """Return F of a task's first inputs, or of all of them, without floor and not normalised."""
         weights = {name: tensor.detach().clone().requires_grad_() for name, tensor in tuned.items()}
         total = {name: torch.zeros_like(tensor) for name, tensor in tuned.items()}
         size = self.batch_size if self.definition == "batch" else 1
-        parts = list(chunks(min(seen.count, inputs or seen.count), size))
+        parts = list(chunks(min(task.count, inputs or task.count), size))
         for number, part in enumerate(parts, 1):
             if not parallel.mine(number - 1):
                 continue
             with torch.enable_grad():
-                outputs = seen.read(weights, seen.batch(range(part.start, part.stop))).outputs
+                outputs = task.read(weights, task.batch(range(part.start, part.stop))).outputs
             assert outputs is not None
-            draw = derive_seed(seed, "fisher", seen.name, number)
+            draw = derive_seed(seed, "fisher", task.name, number)
             for loss, share in self._losses(outputs, draw):
                 slopes = torch.autograd.grad(
                     loss, list(weights.values()), retain_graph=True, allow_unused=True
@@ -130,7 +129,7 @@ class Fisher(LearnedMethod, ContinualMethod):
             if not torch.isfinite(tensor).all():
                 raise NumericalError(
                     f"the Fisher information of '{name}' holds a NaN or an infinity",
-                    where=seen.name,
+                    where=task.name,
                     fix="check the model's weights",
                 )
         return mean

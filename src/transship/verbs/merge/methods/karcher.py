@@ -9,8 +9,9 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from transship.verbs.merge.maths.operands import Floats, Operands
 from transship.verbs.merge.maths.spans import Doubles, combine, gram, length_of
-from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.protocol import RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

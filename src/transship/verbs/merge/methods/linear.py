@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from transship.errors import OptionError
-from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.maths.operands import Floats, Operands
+from transship.verbs.merge.protocol import RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

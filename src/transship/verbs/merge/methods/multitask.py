@@ -1,17 +1,17 @@
 """Multi-task training: no merge, but what merges are measured against."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transship import parallel
-from transship.errors import NumericalError, OptionError
+from transship.errors import OptionError
 from transship.numerics import derive_seed
-from transship.verbs.merge.maths.checks import check_classes, class_logits
+from transship.verbs.merge.maths.descent import descend
 from transship.verbs.merge.maths.states import Vector
+from transship.verbs.merge.maths.tasks import check_classes
 from transship.verbs.merge.protocol import Joint, LearnedMethod, Learner
 
 
@@ -39,40 +39,28 @@ class Multitask(LearnedMethod):
     batch_size: int = 16
 
     def learn(self, joint: Joint) -> Vector:
-        """Return θ − θ_0 after Adam on Σ_tasks cross-entropy, one task's graph at a time.
-
-        Processes share the rows of each batch.
-        """
-        tasks = [model.seen() for model in joint.models]
+        """Return θ − θ_0 after Adam on Σ_tasks cross-entropy."""
+        tasks = [model.view() for model in joint.models]
         labels = [_labels(model, joint) for model in joint.models]
         weights = self._start(joint)
-        optimiser = torch.optim.Adam(weights.values(), lr=self.learning_rate)
+
+        def loss(place: int, rows: Sequence[int], outputs: Tensor) -> Tensor:
+            return functional.cross_entropy(outputs, labels[place][list(rows)].to(outputs.device))
+
         draws = [
             task.draws(self.batch_size, derive_seed(joint.seed, "multitask", place))
             for place, task in enumerate(tasks)
         ]
-        for step in range(self.steps):
-            joint.progress("training", step, self.steps)
-            optimiser.zero_grad(set_to_none=True)
-            for task, classes, stream in zip(tasks, labels, draws, strict=True):
-                rows = next(stream)
-                own = list(parallel.share(rows))
-                if not own:
-                    continue
-                with torch.enable_grad():
-                    outputs = class_logits(task.read(weights, task.batch(own)).outputs, task, "multitask")
-                    loss = functional.cross_entropy(outputs, classes[own].to(outputs.device))
-                    loss = loss * (len(own) / len(rows))
-                if not torch.isfinite(loss):
-                    raise NumericalError(
-                        f"the loss became {float(loss)} in step {step + 1}",
-                        where=task.name,
-                        fix="choose a smaller learning rate",
-                    )
-                loss.backward()  # type: ignore[no-untyped-call]
-            parallel.add_gradients(weights.values())
-            optimiser.step()
-        joint.progress("training", self.steps, self.steps)
+        descend(
+            list(weights.values()),
+            lambda: weights,
+            tasks,
+            loss,
+            draws=draws,
+            rate=self.learning_rate,
+            steps=self.steps,
+            progress=joint.progress,
+        )
         return {name: tensor.detach() - joint.base[name] for name, tensor in weights.items()}
 
     def _start(self, joint: Joint) -> Vector:
@@ -93,7 +81,7 @@ def _labels(model: Learner, joint: Joint) -> Tensor:
         raise OptionError(
             "multitask trains on labels, and the data has no labels", where=model.name, fix="name them"
         )
-    task = model.seen()
+    task = model.view()
     classes = check_classes(task, dict(joint.base), "multitask")
     if len(labels) != task.count or int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise OptionError(

@@ -13,9 +13,9 @@ from transship import parallel
 from transship.errors import DataError, OptionError
 from transship.geometry import sinkhorn, sinkhorn_divergence
 from transship.numerics import chunks, derive_seed
-from transship.verbs.merge.maths.adam import Adam
+from transship.verbs.merge.maths.descent import Adam
 from transship.verbs.merge.maths.states import State, Vector, numbers
-from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, Seen
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, TaskView
 
 Granularity = Literal["entry", "row", "tensor"]
 
@@ -66,26 +66,29 @@ class Otmf(LearnedMethod, ContinualMethod):
     def learn(self, joint: Joint) -> Vector:
         """Return the merged vector after the last model, each opened when it is its turn."""
         state: State = {}
-        before: Seen | None = None
+        before: TaskView | None = None
         for number, model in enumerate(joint.models, 1):
             if number > 2:  # the one before is still read
                 joint.models[number - 3].close()
-            seen = model.seen()
-            arrival = Arrival(number, joint.base, model.update(), seen, before, joint.seed)
+            task = model.view()
+            arrival = Arrival(number, joint.base, model.update(), task, before, joint.seed)
             state = self.add(state, arrival) if state else self.first(arrival)
             joint.progress("merging models", number, len(joint.models))
-            before = seen
+            before = task
         return self.merged(state, joint.base)
 
     def add(self, state: State, arrival: Arrival) -> State:
         """Return the masked mix, the last losses and the masks' range."""
         pre = state["merged"]
         alpha = (arrival.number - 1) / arrival.number if self.alpha == "running" else float(self.alpha)
-        sides = (Side(pre, alpha, self.granularity), Side(arrival.update, 1.0 - alpha, self.granularity))
+        sides = (
+            MaskedUpdate(pre, alpha, self.granularity),
+            MaskedUpdate(arrival.update, 1.0 - alpha, self.granularity),
+        )
         losses = self._train(sides, arrival) if self.iterations > 0 else {}
         return {"merged": mix(sides), "numbers": numbers(**losses)}
 
-    def _train(self, sides: "tuple[Side, Side]", arrival: Arrival) -> dict[str, float]:
+    def _train(self, sides: "tuple[MaskedUpdate, MaskedUpdate]", arrival: Arrival) -> dict[str, float]:
         if arrival.previous is None or not arrival.previous.count or not arrival.incoming.count:
             raise DataError(
                 "it needs inputs of this task and of the one before",
@@ -120,8 +123,8 @@ class Otmf(LearnedMethod, ContinualMethod):
     def slopes(
         self,
         base: Mapping[str, Tensor],
-        sides: "tuple[Side, Side]",
-        task: Seen,
+        sides: "tuple[MaskedUpdate, MaskedUpdate]",
+        task: TaskView,
         rows: Sequence[int],
         reference: Float[Tensor, "inputs width"],
     ) -> tuple[float, Vector]:
@@ -156,7 +159,7 @@ class Otmf(LearnedMethod, ContinualMethod):
             return sinkhorn_divergence(features, reference, epsilon=self.epsilon).value
         return sinkhorn(features, reference, epsilon=self.epsilon).cost
 
-    def _features(self, task: Seen, backbone: Vector) -> Tensor:
+    def _features(self, task: TaskView, backbone: Vector) -> Tensor:
         features = []
         with torch.no_grad():
             for number, part in enumerate(chunks(task.count, self.batch_size)):
@@ -175,7 +178,7 @@ class Otmf(LearnedMethod, ContinualMethod):
         return 4 * (2 * weights + 6 * masks)
 
 
-class Side:
+class MaskedUpdate:
     """One update under its mask.
 
     Attributes:
@@ -206,7 +209,7 @@ def mask_shape(shape: torch.Size, granularity: Granularity) -> torch.Size:
     return torch.Size([shape[0], *[1] * (len(shape) - 1)])
 
 
-def mix(sides: tuple[Side, Side]) -> Vector:
+def mix(sides: tuple[MaskedUpdate, MaskedUpdate]) -> Vector:
     """Return α M_pre ⊙ τ_m + (1 − α) M_post ⊙ τ_t."""
     pre, post = sides
     with torch.no_grad():

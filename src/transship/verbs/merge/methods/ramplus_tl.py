@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from transship.verbs.merge.maths.operands import Floats, Operands
 from transship.verbs.merge.maths.updates import contributions
-from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.protocol import RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

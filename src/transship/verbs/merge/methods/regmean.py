@@ -7,11 +7,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from transship.verbs.merge.maths.checks import check_inputs
 from transship.verbs.merge.maths.grams import held, input_grams, linear_maps, shrunk, solved, weighted
-from transship.verbs.merge.maths.joint import summed
 from transship.verbs.merge.maths.states import State, Vector, combined, numbers
-from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, Seen, parameter
+from transship.verbs.merge.maths.tasks import check_inputs, summed
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, TaskView, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class Regmean(LearnedMethod, ContinualMethod):
 
     def learn(self, joint: Joint) -> Vector:
         """Return (Σ c_i G_i)⁻¹ Σ c_i G_i τ_i for linear maps, and the mean of the others."""
-        return _solution(summed(joint, partial(self._sums, None)), joint.models[0].seen())
+        return _solution(summed(joint, partial(self._sums, None)), joint.models[0].view())
 
     def first(self, arrival: Arrival) -> State:
         """Return the sums of the first model."""
@@ -69,15 +68,15 @@ class Regmean(LearnedMethod, ContinualMethod):
     def _sums(
         self,
         inputs: int | None,
-        seen: Seen,
+        task: TaskView,
         tuned: Mapping[str, Tensor],
         update: Mapping[str, Tensor],
         weight: float = 1.0,
     ) -> State:
         """Return the sums of one model: `grams`, `products`, and `rest` for what no linear map holds."""
-        check_inputs(seen, "regmean")
-        maps = linear_maps(seen)
-        moments = input_grams(seen, tuned, batch_size=self.batch_size, inputs=inputs)
+        check_inputs(task, "regmean")
+        maps = linear_maps(task)
+        moments = input_grams(task, tuned, batch_size=self.batch_size, inputs=inputs)
         grams = {names: weight * shrunk(gram, self.keep, self.ridge) for names, gram in moments.items()}
         products = weighted(grams, maps, update)
         inside = held(grams, maps)
@@ -94,8 +93,8 @@ class Regmean(LearnedMethod, ContinualMethod):
         return sums | {"merged": _solution(sums, arrival.incoming)}
 
 
-def _solution(sums: State, seen: Seen) -> Vector:
+def _solution(sums: State, task: TaskView) -> Vector:
     """Return the merged update that sums stand for; any task of theirs says what the maps are."""
     count = float(sums["numbers"]["weight"])
     rest = {name: (total / count).float() for name, total in sums["rest"].items()}
-    return rest | solved(sums["grams"], sums["products"], linear_maps(seen))
+    return rest | solved(sums["grams"], sums["products"], linear_maps(task))

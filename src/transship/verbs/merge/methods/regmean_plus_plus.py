@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from transship.activations.record import Tap, watching
-from transship.verbs.merge.maths.checks import check_inputs
 from transship.verbs.merge.maths.grams import held, input_grams, linear_maps, shrunk, solved, weighted
 from transship.verbs.merge.maths.states import Vector, combined
-from transship.verbs.merge.protocol import Joint, LearnedMethod, Seen
+from transship.verbs.merge.maths.tasks import check_inputs
+from transship.verbs.merge.protocol import Joint, LearnedMethod, TaskView
 
 _LAYER = re.compile(r"(.*?\.)?\d+\.")
 
@@ -47,10 +47,10 @@ class RegmeanPlusPlus(LearnedMethod):
 
         What lies outside the layers is averaged before the first; the other tensors of a layer after it.
         """
-        models = [(model.seen(), model.update()) for model in joint.models]
+        models = [(model.view(), model.update()) for model in joint.models]
         weights = [float(weight) for weight in joint.values.get("weight", [1.0] * len(models))]
-        for seen, _ in models:
-            check_inputs(seen, "regmean++")
+        for task, _ in models:
+            check_inputs(task, "regmean++")
         first = models[0][0]
         order = forward_order(first, joint.base)
         inside = {name: layer_of(first.names[name]) for name in joint.base}
@@ -69,7 +69,7 @@ class RegmeanPlusPlus(LearnedMethod):
     def _layer(
         self,
         joint: Joint,
-        models: Sequence[tuple[Seen, Vector]],
+        models: Sequence[tuple[TaskView, Vector]],
         weights: Sequence[float],
         merged: Mapping[str, Tensor],
         names: Sequence[str],
@@ -77,11 +77,11 @@ class RegmeanPlusPlus(LearnedMethod):
         """Return one layer's linear maps."""
         maps = linear_maps(models[0][0])
         total = None
-        for (seen, update), weight in zip(models, weights, strict=True):
+        for (task, update), weight in zip(models, weights, strict=True):
             backbone = {name: base + merged.get(name, update[name]) for name, base in joint.base.items()}
-            own = input_grams(seen, backbone, batch_size=self.batch_size, only=names)
+            own = input_grams(task, backbone, batch_size=self.batch_size, only=names)
             grams = {key: weight * shrunk(gram, self.keep, self.ridge) for key, gram in own.items()}
-            state = {"grams": grams, "products": weighted(grams, linear_maps(seen), update)}
+            state = {"grams": grams, "products": weighted(grams, linear_maps(task), update)}
             total = state if total is None else combined(total, state)
         assert total is not None
         changes = solved(total["grams"], total["products"], maps)
@@ -94,9 +94,9 @@ def layer_of(path: str) -> str:
     return match.group() if match is not None else path + "."
 
 
-def forward_order(seen: Seen, backbone: Mapping[str, Tensor]) -> list[tuple[str, list[str]]]:
+def forward_order(task: TaskView, backbone: Mapping[str, Tensor]) -> list[tuple[str, list[str]]]:
     """Return (layer, weights of its linear maps), in the order in which one input passes them."""
-    by_path = {linear.path: name for name, linear in linear_maps(seen).items()}
+    by_path = {linear.path: name for name, linear in linear_maps(task).items()}
     layers: dict[str, list[str]] = {}
 
     def watch(tap: Tap, tensor: Tensor) -> None:
@@ -105,8 +105,8 @@ def forward_order(seen: Seen, backbone: Mapping[str, Tensor]) -> list[tuple[str,
             names.append(by_path[tap.path])
 
     taps = [Tap(path, "input") for path in by_path]
-    with torch.no_grad(), watching(seen.module, taps, watch):
-        seen.read(backbone, seen.batch([0]))
+    with torch.no_grad(), watching(task.module, taps, watch):
+        task.read(backbone, task.batch([0]))
     return list(layers.items())
 
 

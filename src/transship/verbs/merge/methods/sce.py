@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.maths.sparsify import Sparsifier, keep_all, keep_none, largest
-from transship.verbs.merge.maths.updates import total
-from transship.verbs.merge.protocol import Floats, Operands, RecipeMethod
+from transship.verbs.merge.maths.operands import Floats, Operands
+from transship.verbs.merge.maths.updates import Sparsifier, keep_all, keep_none, largest, total
+from transship.verbs.merge.protocol import RecipeMethod
 
 
 @dataclass(frozen=True, kw_only=True)

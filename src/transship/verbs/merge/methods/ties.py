@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from transship.errors import OptionError
+from transship.verbs.merge.maths.operands import Operands, Survey
 from transship.verbs.merge.maths.selection import kth_in_model
-from transship.verbs.merge.maths.sparsify import Largest, Sparsifier, by_magnitude, matching_norm
+from transship.verbs.merge.maths.updates import Largest, Sparsifier, by_magnitude
 from transship.verbs.merge.methods._updates import UpdateMethod
-from transship.verbs.merge.protocol import Arrival, ContinualMethod, Operands, Survey, parameter
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, parameter
 
 if TYPE_CHECKING:
-    from transship.verbs.merge.maths.states import State
+    from torch import Tensor
+
+    from transship.verbs.merge.maths.states import State, Vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +58,12 @@ class Ties(UpdateMethod, ContinualMethod):
         """Return each model's threshold: its ⌊density·n⌋-th largest magnitude in the whole model."""
         return [kth_in_model(tensors, index, density) for index, density in enumerate(_densities(tensors))]
 
-    def sparsifiers(self, operands: Operands) -> Sequence[Sparsifier]:
-        """Return what trims each update."""
-        sparsifiers: list[Sparsifier] = []
-        for index, density in enumerate(operands.number("density")):
-            if self.trim == "global":
-                # all that equal the threshold stay: so the order of the tensors cannot matter
-                kept: Sparsifier = Largest(operands.survey[index], places=1, ties=1)
-            else:
-                kept = by_magnitude(operands, index, density)
-            sparsifiers.append(matching_norm(operands, index, kept) if self.rescale else kept)
-        return sparsifiers
+    def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
+        """Return what trims one update."""
+        if self.trim == "global":
+            # all that equal the threshold stay: so the order of the tensors cannot matter
+            return Largest(operands.survey[index], places=1, ties=1)
+        return by_magnitude(operands, index, operands.number("density")[index])
 
     def first(self, arrival: Arrival) -> State:
         """Return λ τ_1."""
@@ -73,11 +71,8 @@ class Ties(UpdateMethod, ContinualMethod):
 
     def add(self, state: State, arrival: Arrival) -> State:
         """Return τ_m + λ · the agreeing entries of both."""
-        # recipes run without torch
-        from transship.verbs.merge.maths.agreement import agreeing
-
         old = state["merged"]
-        agreed = agreeing([old, {name: arrival.update[name] for name in old}], self.density)
+        agreed = _agreeing([old, {name: arrival.update[name] for name in old}], self.density)
         return {"merged": {name: old[name].add(part, alpha=self.scale) for name, part in agreed.items()}}
 
 
@@ -89,3 +84,38 @@ def _densities(tensors: Survey) -> list[float]:
             "density differs between tensors", where="trim: global", fix="give one density, or trim: tensor"
         )
     return list(densities.pop())
+
+
+def _agreeing(vectors: Sequence[Vector], density: float) -> Vector:
+    """Return, tensor by tensor, what agrees of vectors that are trimmed over the whole model."""
+    sizes = [tensor.numel() for tensor in vectors[0].values()]
+    rows = next(iter(vectors[0].values())).new_empty(len(vectors), sum(sizes))
+    for row, vector in zip(rows, vectors, strict=True):
+        for part, tensor in zip(row.split_with_sizes(sizes), vector.values(), strict=True):
+            part.copy_(tensor.reshape(-1))
+        trim(row, density)
+    parts = agree(rows).split_with_sizes(sizes)
+    return {
+        name: part.view(tensor.shape) for (name, tensor), part in zip(vectors[0].items(), parts, strict=True)
+    }
+
+
+def trim(row: Tensor, density: float) -> None:
+    """Set all but the ⌊density · n⌋ largest magnitudes to zero, in place; of equal ones the first stay."""
+    keep = int(density * row.numel())
+    if keep <= 0:
+        row.zero_()
+        return
+    size = row.abs()
+    threshold = size.kthvalue(row.numel() - keep + 1).values
+    above = size > threshold
+    at = (size == threshold).nonzero().squeeze(1)[: keep - int(above.sum())]
+    above[at] = True
+    row.mul_(above)
+
+
+def agree(rows: Tensor) -> Tensor:
+    """Return the sum, per entry, of those rows [models, entries] that have the entry's elected sign."""
+    signs = rows.sum(0).sign_()
+    signs = signs.where(signs != 0, signs.sum().sign())
+    return rows.where(rows.sign() == signs, rows.new_zeros(())).sum(0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from transship.verbs.merge.protocol import Arrival, ContinualMethod, Floats, Operands, RecipeMethod
+from transship.verbs.merge.maths.operands import Floats, Operands
+from transship.verbs.merge.protocol import Arrival, ContinualMethod, RecipeMethod
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,13 +46,10 @@ class Tsvm(RecipeMethod, ContinualMethod):
             total = sum(operands.updates(whole, origin), np.float32(0))
             yield np.asarray(origin + total / np.float32(count), np.float32)
             return
-        # only matrices need torch: the plan of a recipe does not
-        import torch
-
-        from transship.verbs.merge.maths.bases import joined
+        import torch  # start-up: only matrices need it
 
         matrices = [torch.from_numpy(update.reshape(operands.shape)) for update in operands.updates(whole)]
-        joint = joined(matrices, self.scale).numpy().reshape(-1)
+        joint = _joined(matrices, self.scale).numpy().reshape(-1)
         yield (operands.origin(whole) + joint).astype(np.float32)
 
     def add(self, state: State, arrival: Arrival) -> State:
@@ -62,7 +60,25 @@ class Tsvm(RecipeMethod, ContinualMethod):
     def _pair(self, old: Tensor, new: Tensor) -> Tensor:
         if old.ndim != 2 or min(old.shape) < 2:
             return (old + new) / 2
-        # recipes are planned without torch
-        from transship.verbs.merge.maths.bases import joined
+        return _joined([old, new], self.scale).to(old.dtype)
 
-        return joined([old, new], self.scale).to(old.dtype)
+
+def _joined(matrices: Sequence[Tensor], scale: float) -> Tensor:
+    """Return λ U diag(S) Vᵀ in float64, with the bases that `singular_bases` makes of all matrices."""
+    u, s, v = singular_bases(matrices)
+    return (scale * u * s) @ v.T
+
+
+def singular_bases(matrices: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return orthonormal U and V and the singular values, those of all matrices side by side; float64."""
+    import torch  # start-up: only matrices need it
+
+    rank = min(matrices[0].shape) // len(matrices)
+    factors = [torch.linalg.svd(matrix.double(), full_matrices=False) for matrix in matrices]
+    bases = (
+        torch.cat([u[:, :rank] for u, _, _ in factors], 1),
+        torch.cat([vt[:rank].T for _, _, vt in factors], 1),
+    )
+    polar = [torch.linalg.svd(basis, full_matrices=False) for basis in bases]
+    u, v = (p @ qt for p, _, qt in polar)
+    return u, torch.cat([s[:rank] for _, s, _ in factors]), v

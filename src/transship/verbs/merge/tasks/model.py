@@ -19,7 +19,7 @@ Rows = Sequence[Any] | np.ndarray | Tensor
 
 
 class TaskModel:
-    """A task's model, run with any backbone before its own head; sees the inputs it is given (`Seen`).
+    """A task's model, run with any backbone before its own head; sees the inputs it is given (`TaskView`).
 
     Attributes:
         name: the task's.

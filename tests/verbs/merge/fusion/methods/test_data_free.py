@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from transship.verbs.merge.maths.agreement import agree, trim
-from transship.verbs.merge.maths.bases import singular_bases
 from transship.verbs.merge.maths.states import norm
 from transship.verbs.merge.methods.opcm import beside
+from transship.verbs.merge.methods.ties import agree, trim
+from transship.verbs.merge.methods.tsvm import singular_bases
 from transship.verbs.merge.protocol import Arrival, continual_method
 
 SHAPES = {"a.weight": (7, 5), "a.bias": (7,), "embed.weight": (9, 4), "b.weight": (4, 6)}

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from transship.geometry import sinkhorn
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.methods.otmf import Otmf, Side, mask_shape, mix
+from transship.verbs.merge.methods.otmf import MaskedUpdate, Otmf, mask_shape, mix
 from transship.verbs.merge.protocol import Arrival
 
 TIGHT: Any = {"iterations": 3000, "tolerance": 1e-12, "domain": "auto"}
@@ -45,7 +45,7 @@ def problem(toy: Any, granularity: str) -> tuple[Any, Any, Any]:
     fusion = joined(toy, "average", 2)
     base = {name: tensor.double() for name, tensor in fusion.origin.backbone.items()}
     updates = [{name: t[name].double() - base[name] for name in base} for t in toy.tuned[:2]]
-    sides = (Side(updates[0], 0.8, granularity), Side(updates[1], 0.2, granularity))
+    sides = (MaskedUpdate(updates[0], 0.8, granularity), MaskedUpdate(updates[1], 0.2, granularity))
     generator = torch.Generator().manual_seed(3)
     for side in sides:
         for mask in side.masks.values():
@@ -103,14 +103,14 @@ def test_the_mask_gradient_equals_finite_differences(toy: Any, granularity: str,
 
 
 def test_one_iteration_moves_the_first_mask_and_leaves_the_other(toy: Any, monkeypatch: pytest.MonkeyPatch):
-    made: list[Side] = []
-    original = Side.__init__
+    made: list[MaskedUpdate] = []
+    original = MaskedUpdate.__init__
 
-    def watched(self: Side, *arguments: Any) -> None:
+    def watched(self: MaskedUpdate, *arguments: Any) -> None:
         original(self, *arguments)
         made.append(self)
 
-    monkeypatch.setattr(Side, "__init__", watched)
+    monkeypatch.setattr(MaskedUpdate, "__init__", watched)
     joined(toy, "otmf", 2, options={"iterations": 1})
     pre, post = made
     assert all(bool((mask == 1).all()) for mask in post.masks.values())

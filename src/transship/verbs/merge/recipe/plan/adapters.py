@@ -23,7 +23,8 @@ from transship.checkpoints.terms import Factors, LowRank
 from transship.errors import CheckpointError, OptionError
 from transship.numerics import TORCH
 from transship.registry import method_class
-from transship.verbs.merge.protocol import Floats, RecipeMethod, recipe_method, recipe_methods
+from transship.verbs.merge.maths.operands import Floats
+from transship.verbs.merge.protocol import RecipeMethod, recipe_method, recipe_methods
 from transship.verbs.merge.recipe.plan.check import complain
 from transship.verbs.merge.recipe.plan.layout import find_layout, is_head
 from transship.verbs.merge.recipe.plan.lineage import check_adapter

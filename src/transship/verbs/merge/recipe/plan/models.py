@@ -17,7 +17,7 @@ from transship.checkpoints import Adapter, Checkpoint, TensorInfo, Update, widen
 from transship.checkpoints.dtypes import stored
 from transship.checkpoints.names import translation
 from transship.errors import CheckpointError, OptionError
-from transship.verbs.merge.protocol import Floats, Reader
+from transship.verbs.merge.maths.operands import Floats, Reader
 from transship.verbs.merge.recipe.plan.headed import headed_config
 from transship.verbs.merge.recipe.read.reference import ModelReference, Place
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from transship.checkpoints import read_json
 from transship.errors import CheckpointError, OptionError
-from transship.verbs.merge.protocol import Floats, Reader
+from transship.verbs.merge.maths.operands import Floats, Reader
 from transship.verbs.merge.recipe.plan.models import Aligned, Model, Models, Readable
 from transship.verbs.merge.recipe.plan.tokenizers import (
     extended,

@@ -15,9 +15,9 @@ from transship.checkpoints import Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.data import load
 from transship.errors import CheckpointError
+from transship.verbs.merge.maths.operands import Floats
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.plan import MergePlan
-from transship.verbs.merge.protocol import Floats
 from transship.verbs.merge.recipe.plan.models import StoredModel
 from transship.verbs.merge.recipe.plan.steps import Origin, Step
 from transship.verbs.merge.recipe.read.reference import ModelReference
@@ -127,7 +127,7 @@ class RecipeModel:
             where=self.name,
         )
 
-    def seen(self) -> TaskModel:
+    def view(self) -> TaskModel:
         """Return the model over its inputs, with its own head."""
         self._place_head()
         return TaskModel(self.name, FunctionalModel(self.loaded), self.names, None, self.rows.inputs)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from transship.verbs.merge.maths.operands import Floats, Operands, Reader
 from transship.verbs.merge.plan import MergePlan
-from transship.verbs.merge.protocol import Floats, Operands, Reader
 from transship.verbs.merge.recipe.plan.models import Aligned, Readable
 from transship.verbs.merge.recipe.plan.steps import Origin, Step
 from transship.verbs.merge.recipe.read.reference import ModelReference

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transship.verbs.merge.maths.operands import Floats
 from transship.verbs.merge.plan import MergePlan
-from transship.verbs.merge.protocol import Floats
 from transship.verbs.merge.recipe.plan.steps import Step, scaled
 from transship.verbs.merge.recipe.read.reference import ModelReference
 

@@ -17,10 +17,10 @@ from transship import parallel
 from transship.errors import NumericalError
 from transship.numerics import chunks
 from transship.progress import Progress, quiet
-from transship.verbs.merge.maths.checks import check_classes, check_inputs
-from transship.verbs.merge.maths.entropy import entropy
+from transship.verbs.merge.maths.descent import entropy
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.protocol import Seen
+from transship.verbs.merge.maths.tasks import check_classes, check_inputs
+from transship.verbs.merge.protocol import TaskView
 from transship.verbs.merge.recipe.plan.footprint import TRIAL_BATCH
 from transship.verbs.merge.recipe.run.prepared import WeightsFound
 
@@ -37,7 +37,7 @@ class Searched(Protocol):
     def weights(self) -> Vector:
         """Return θ."""
 
-    def seen(self) -> Seen:
+    def view(self) -> TaskView:
         """Return the model over its inputs, with its own head."""
 
 
@@ -62,7 +62,7 @@ class Search:
 
     def run(self) -> WeightsFound:
         """Return the best factors."""
-        seens = [model.seen() for model in self.models]
+        seens = [model.view() for model in self.models]
         answers = []
         for model, seen in zip(self.models, seens, strict=True):
             weights = model.weights()
@@ -85,7 +85,7 @@ class Search:
         best: Factors,
         places: Sequence[int],
         step: float,
-        seens: Sequence[Seen],
+        seens: Sequence[TaskView],
         answers: "Sequence[Answers]",
     ) -> Factors:
         """Move the factors at `places` together, up or else down, as long as the loss falls."""
@@ -102,7 +102,7 @@ class Search:
                 break
         return best
 
-    def _loss(self, factors: Factors, seens: Sequence[Seen], answers: "Sequence[Answers]") -> float:
+    def _loss(self, factors: Factors, seens: Sequence[TaskView], answers: "Sequence[Answers]") -> float:
         if factors not in self._known:
             backbone = self.trial(factors)
             losses = [
@@ -151,7 +151,7 @@ class Answers:
         return float(error / own.rows.var(0, correction=0).sum().clamp_min(1e-12))
 
 
-def answers_of(seen: Seen, backbone: Vector) -> Answers:
+def answers_of(seen: TaskView, backbone: Vector) -> Answers:
     """Return the logits or values of all inputs, or the unit features of a model without a head."""
     answers, bare = [], False
     with torch.no_grad():

@@ -47,7 +47,7 @@ def fit_heads(
 
 
 def _fit(model: RecipeModel, merged: Vector, kind: str, settings: HeadSettings) -> FittedHead:
-    task = model.seen()
+    task = model.view()
     own, names = _last_linear(model, task)
     outputs = own(task.features(model.weights(), HEAD_BATCH))
     features = task.features({name: merged[name] for name in model.names}, HEAD_BATCH)

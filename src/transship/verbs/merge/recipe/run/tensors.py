@@ -10,8 +10,8 @@ import numpy as np
 from transship.checkpoints import TensorInfo, find_dtype, narrow, widen
 from transship.errors import CheckpointError, NumericalError, OptionError
 from transship.numerics import chunks
+from transship.verbs.merge.maths.operands import CHUNK, Floats, Operands, Reader
 from transship.verbs.merge.plan import MergePlan, RecipeOutput
-from transship.verbs.merge.protocol import CHUNK, Floats, Operands, Reader
 from transship.verbs.merge.recipe.plan.models import Aligned, Model, Readable, StoredModel
 from transship.verbs.merge.recipe.plan.steps import Origin, Step, promoted
 from transship.verbs.merge.recipe.read.reference import ModelReference
