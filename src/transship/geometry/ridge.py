@@ -24,8 +24,6 @@ STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 4) for power in range(-24,
 EXACT = 1e-8
 # The score still falls at the end of the grid where it is below this share of the score a decade within.
 STILL_FALLING, DECADE = 0.9, 4
-# With at most this share of directions per row a map without λ is far from interpolating the rows.
-FREE = 0.5
 # The strength where a single row leaves nothing to choose by.
 ONE_ROW = 1.0
 
@@ -63,8 +61,14 @@ def ridge(
         scores = gcv(used, strengths, unit=unit, centre=centre, _found=(found, projected))
         best = int(scores.argmin())
         strength, details["gcv"] = float(strengths[best]), float(scores[best])
-        share = found.rank / used.distinct
-        details |= _at_the_end(scores, strengths, float(used.square_b.sum()), share, moments.name)
+        details |= _at_the_end(scores, strengths)
+        if 2 * found.rank > used.distinct and _still_falls(scores, strengths, float(used.square_b.sum())):
+            warnings.warn(
+                f"{moments.name}: the best λ is the least of {len(strengths)}, which nearly interpolates the "
+                "rows; give more rows, or a strength",
+                TransshipWarning,
+                stacklevel=2,
+            )
     _check_strength(strength, moments.name)
     penalty = strength * unit
     details |= {"strength": strength, "lambda": penalty}
@@ -172,8 +176,7 @@ def ridge_loo(
         coarse = (scores.float(), projected, y.float())
     errors = torch.stack([left_out(penalty, *coarse).square().mean().double() for penalty in grid])
     best = grid[int(errors.argmin())]
-    variance = float((y if centre else y - mean_y).square().mean())
-    end = _at_the_end(errors, grid, variance, found.rank / (int(twins.max()) + 1), "ridge_loo")
+    end = _at_the_end(errors, grid)
     matrix = vectors @ (projected / (values + best)[:, None])
     means = (mean_x, mean_y) if centre else (None, None)
     details = {
@@ -212,30 +215,23 @@ def _left_out(residual: Tensor, leverage: Tensor, twins: Tensor) -> Tensor:
     return residual + (leverage / free[twins]).to(residual.dtype)[:, None] * sums[twins]
 
 
-def _at_the_end(
-    scores: Tensor, strengths: Sequence[float], variance: float, share: float, where: str
-) -> dict[str, float]:
-    """Return a detail where the best λ is the least (−1) or the largest (1) of the grid.
-
-    The largest is safe: the map is close to the mean. The least is as good as any smaller one where the fit
-    is exact, or has many more rows than directions (`share` is directions / rows); else, where the score still
-    falls, it is a warning.
-    """
-    order = torch.tensor(strengths, dtype=torch.float64).argsort()
-    ranked, best = scores[order], int(scores[order].argmin())
-    if len(ranked) < 2 or 0 < best < len(ranked) - 1:
+def _at_the_end(scores: Tensor, strengths: Sequence[float]) -> dict[str, float]:
+    """Return a detail where the best λ is the least (−1) or the largest (1) of the grid."""
+    best = strengths[int(scores.argmin())]
+    if len(strengths) < 2 or min(strengths) < best < max(strengths):
         return {}
-    if best > 0:
-        return {"end_of_grid": 1.0}
-    least, within = float(ranked[0]), float(ranked[min(DECADE, len(ranked) - 1)])
-    if share > FREE and EXACT * variance < least < STILL_FALLING * within:
-        warnings.warn(
-            f"{where}: the best λ is the least of {len(ranked)}, which nearly interpolates the rows; "
-            "give more rows, or a strength",
-            TransshipWarning,
-            stacklevel=3,
-        )
-    return {"end_of_grid": -1.0}
+    return {"end_of_grid": 1.0 if best == max(strengths) else -1.0}
+
+
+def _still_falls(scores: Tensor, strengths: Sequence[float], variance: float) -> bool:
+    """Say whether the least λ is the best, and the score falls towards it without the fit being exact.
+
+    GCV trusts that rows differ: where some nearly agree, its score of an interpolation is too good. Exact
+    leave-one-out needs no such doubt, and with many more rows than directions nothing interpolates.
+    """
+    ranked = scores[torch.tensor(strengths, dtype=torch.float64).argsort()]
+    within = float(ranked[min(DECADE, len(ranked) - 1)])
+    return not bool(ranked.argmin()) and EXACT * variance < float(ranked[0]) < STILL_FALLING * within
 
 
 def _principal(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Spectrum]:

@@ -170,7 +170,7 @@ def test_medians_are_over_orders_and_seeds():
         for (order, seed), value in values.items()
         for case in [Case({"method": "average", "order": order}, seed)]
     )
-    result = summarise(suite, "full", (0, 1, 2), cases, fingerprint="", code="", environment={})
+    result = summarise(suite, "full", (0, 1, 2), cases, fingerprint="", environment={})
     claim = Claim(text="some", quantity=cell("accuracy", method="average"), at_least=0.0)
     assert sorted(over_orders(result, claim)) == sorted(values.values())
     first = Claim(text="one", quantity=cell("accuracy", method="average", order=1), at_least=0.0)
