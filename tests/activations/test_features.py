@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transship.activations import LoadedModel, features, iter_features, load_model
-from transship.activations.features import sentence_encoder_settings
+from transship.activations.readout import sentence_encoder_settings
 from transship.errors import DataError, OptionError
 
 Tiny = Callable[..., LoadedModel]

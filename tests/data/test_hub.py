@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from transship import data
-from transship.data.hub import hub_table, table_of_splits
 from transship.data.labels import Options
-from transship.data.load import guess_kind
+from transship.data.loading import guess_kind, text_of_table
+from transship.data.locate import hub_table, table_of_splits
 from transship.data.pictures import images_of_table
-from transship.data.texts import text_of_table
 from transship.errors import MissingError
 
 datasets = pytest.importorskip("datasets", reason="the extra `hub` is not installed")

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from transship.geometry.storage import read_arrays, write_arrays
+from transship.geometry.maps import read_arrays, write_arrays
 
 ABOUT = {
     "format": "sample",
@@ -17,7 +17,7 @@ ABOUT = {
 }
 WRITE = f"""
 import sys, torch
-from transship.geometry.storage import write_arrays
+from transship.geometry.maps import write_arrays
 write_arrays(sys.argv[1], {{"x": torch.arange(6.0).reshape(2, 3), "y": torch.ones(5)}}, {ABOUT!r})
 """
 

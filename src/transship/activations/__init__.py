@@ -1,27 +1,43 @@
 """Weights at work: models that run, their sites, and Moments of two models over the same inputs."""
 
-from transship.activations.collect import collect
-from transship.activations.collected import CollectedMoments, Entry, Skipped
-from transship.activations.compare import Comparison, Residual, StackComparison, compare
-from transship.activations.features import features, iter_features
-from transship.activations.functional import FunctionalModel
-from transship.activations.match import Matching, SitePair, Unmatched, block_weights, match_sites
-from transship.activations.models import Batch, LoadedModel, load_model
-from transship.activations.names import parameter_names
-from transship.activations.readout import Reading, Readout
-from transship.activations.sites import (
-    Part,
-    Site,
-    find_sites,
-    fuse,
-    fused_groups,
-    read_bias,
-    read_weight,
-    split_fused,
-    write_bias,
-    write_weight,
-)
-from transship.activations.tokens import ALIGNMENTS, Alignment, RowOperator, TokenLayout, align_tokens
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transship.doors import door
+
+if TYPE_CHECKING:
+    from transship.activations.batches import longest
+    from transship.activations.collected import CollectedMoments, Entry, Skipped
+    from transship.activations.collecting import collect
+    from transship.activations.comparison import (
+        Comparison,
+        Residual,
+        StackComparison,
+        compare,
+        comparing_bytes,
+    )
+    from transship.activations.finding import checkpoint_sites, find_sites
+    from transship.activations.functional import FunctionalModel
+    from transship.activations.layout import Alignment, RowOperator, TokenLayout
+    from transship.activations.match import Matching, SitePair, Unmatched, block_weights, match_sites
+    from transship.activations.models import Batch, LoadedModel, load_model, parameter_names
+    from transship.activations.page import comparison_page
+    from transship.activations.readout import Reading, Readout, features, iter_features
+    from transship.activations.sites import (
+        Part,
+        Site,
+        fuse,
+        fused_groups,
+        read_bias,
+        read_weight,
+        split_fused,
+        write_bias,
+        write_weight,
+    )
+    from transship.activations.tokens import ALIGNMENTS, align_tokens
+else:
+    __getattr__, __dir__ = door(__name__)
 
 __all__ = [
     "ALIGNMENTS",
@@ -46,14 +62,18 @@ __all__ = [
     "Unmatched",
     "align_tokens",
     "block_weights",
+    "checkpoint_sites",
     "collect",
     "compare",
+    "comparing_bytes",
+    "comparison_page",
     "features",
     "find_sites",
     "fuse",
     "fused_groups",
     "iter_features",
     "load_model",
+    "longest",
     "match_sites",
     "parameter_names",
     "read_bias",

@@ -1,15 +1,34 @@
-"""How sites are found: blocks from the shape of the module tree, roles from the tables in `families`."""
+"""How sites are found: blocks from the shape of the module tree, roles from the tables in `families`.
 
+Of a checkpoint they are found in a module without memory for weights.
+"""
+
+import contextlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from transship.activations import families
+from transship.activations.loading import model_class, quiet
 from transship.activations.sites import Part, Site
+from transship.checkpoints import Checkpoint
+from transship.errors import CheckpointError
+
+
+def find_sites(model: Any, config: Any = None) -> list[Site]:
+    """Return the sites of `model` (a LoadedModel or any nn.Module) in the order of its module tree.
+
+    A model without recognised blocks works by module names: the role is the path, or, in a list of equal
+    modules, the path within the element, whose number is the block.
+    """
+    module: nn.Module = model if isinstance(model, nn.Module) else model.model
+    config = config if config is not None else getattr(module, "config", None)
+    return _Finder(module, config).sites()
 
 
 def _first(table: Sequence[tuple[str, str]], path: str) -> str | None:
@@ -26,8 +45,8 @@ class _Leaf:
     parameter: str | None = None
 
 
-class Finder:
-    """One walk over a module tree; see `sites.find_sites`."""
+class _Finder:
+    """One walk over a module tree."""
 
     def __init__(self, model: nn.Module, config: Any) -> None:
         self.model, self.config = model, config
@@ -337,3 +356,37 @@ def _distinct(found: Sequence[Site]) -> list[Site]:
     return [
         site if counts[site.name] == 1 else replace(site, role=f"{site.role}:{site.path}") for site in found
     ]
+
+
+def skeleton(checkpoint: Checkpoint) -> nn.Module:
+    """Return the checkpoint's model with the head that its config names, without memory for weights."""
+    import transformers
+
+    if checkpoint.folder is None or not checkpoint.config:
+        raise CheckpointError(
+            "there is no config to build a model from", where=checkpoint.name, fix="give the model's folder"
+        )
+    with quiet():
+        config = transformers.AutoConfig.from_pretrained(
+            checkpoint.folder, trust_remote_code=checkpoint.trust_remote_code
+        )
+        kind: Any = transformers.AutoModel
+        with contextlib.suppress(CheckpointError):
+            kind = model_class(config, True, checkpoint.name)
+        with torch.device("meta"):
+            build = getattr(kind, "from_config", None) or kind._from_config
+            model: nn.Module = build(config)
+    return model.eval()
+
+
+def checkpoint_sites(checkpoint: Checkpoint) -> list[Site]:
+    """Return the sites whose weights the checkpoint has; no weight is read.
+
+    A config may name a head, or a family bring a pooler, that the file does not hold.
+    """
+    model = skeleton(checkpoint)
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    held = {*checkpoint.tensors, *checkpoint.tied}
+    held |= {name.removeprefix(prefix) for name in held} | {prefix + name for name in held}
+    # a residual stream has no weight of its own
+    return [site for site in find_sites(model) if site.weight is None or site.weight in held]

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transship.activations.features import Pooling, pooled_states, sentence_encoder_settings
 from transship.activations.models import Batch, LoadedModel
-from transship.activations.readout import Reading, Readout
+from transship.activations.readout import Pooling, Reading, Readout, pooled_states, sentence_encoder_settings
 
 # (module, batch) → one row per input
 Features = Callable[[nn.Module, Any], Tensor]

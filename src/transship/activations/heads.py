@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transship import parallel
-from transship.activations.shards import summed
+from transship.activations.batches import summed
 from transship.geometry import LinearMap, Moments, ridge, ridge_of
 
 # Beyond so many rows the sums say as much about λ, and leaving each row out costs more than it tells.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transship.activations.families import STACK_PARTNERS
-from transship.activations.sites import Site, find_sites
+from transship.activations.finding import find_sites
+from transship.activations.sites import Site
 from transship.errors import MatchError, OptionError
 
 Depth = Literal["interpolate", "nearest", "skip"]

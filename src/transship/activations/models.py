@@ -12,10 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from transship import parallel
-from transship.activations.images import image_size, plain_pixels, stack_arrays, with_channels
-from transship.activations.loading import MOST_TOKENS, open_model, quiet
-from transship.activations.sites import Site, find_sites
-from transship.activations.tokens import TokenLayout
+from transship.activations.finding import find_sites
+from transship.activations.layout import TokenLayout
+from transship.activations.loading import (
+    MOST_TOKENS,
+    image_size,
+    open_model,
+    plain_pixels,
+    quiet,
+    stack_arrays,
+    with_channels,
+)
+from transship.activations.sites import Site
+from transship.checkpoints import Checkpoint
+from transship.checkpoints.lora import translation
+from transship.checkpoints.renaming import names_in_memory
 from transship.errors import DataError
 
 Preprocess = Callable[[Sequence[Any]], Any]
@@ -350,3 +361,20 @@ def _causal_types() -> frozenset[str]:
 
     # encoders that may also be built as decoders (BERT, RoBERTa) have a masked form, causal models have not
     return frozenset(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(MODEL_FOR_MASKED_LM_MAPPING_NAMES))
+
+
+def _parameter_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return parameter → tensor of the checkpoint, tied names included.
+
+    What transformers converts in other ways than by renaming (experts that are stacked) has no tensor of its
+    own.
+    """
+    parameters = [name for name, _ in model.named_parameters()]
+    renamed = names_in_memory([*checkpoint.tensors, *checkpoint.tied], model)
+    return {name: renamed[other] for name, other in translation(parameters, list(renamed)).items()}
+
+
+def parameter_names(model: LoadedModel, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return parameter of the module → independent tensor of its checkpoint."""
+    found = _parameter_names(model.model, checkpoint)
+    return {name: checkpoint.tied.get(other, other) for name, other in found.items()}

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from transship.activations.compare import Comparison, Residual, StackComparison
+from transship.activations.comparison import Comparison, Residual, StackComparison
 from transship.report import (
     Block,
     Column,

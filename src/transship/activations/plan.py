@@ -14,6 +14,7 @@ from transship.activations.models import LoadedModel
 from transship.activations.record import Side, sides_of, view_of
 from transship.activations.sites import Part, Site
 from transship.activations.step import Lane, RowBuffers, StepOptions, Stepper, Stream
+from transship.checkpoints.footprint import Footprint
 from transship.errors import MatchError
 from transship.geometry import Moments
 
@@ -255,3 +256,28 @@ def _width(total: int, part: Part | None) -> int:
 
 def _columns(rows: Float[Tensor, "rows total"], part: Part | None) -> Float[Tensor, "rows width"]:
     return rows if part is None else part.columns(rows)
+
+
+# spaces that a block's sites share between them: what enters attention, leaves it, enters and leaves the MLP,
+# the residual stream, and the inside of the MLP
+_NARROW, _INNER = 7, 2
+
+
+def collecting_bytes(source: Footprint, target: Footprint, *, widest: int | None = None) -> int:
+    """Return what Moments of every matched space take, with Grams of both sides, and the rows that wait."""
+    moments = rows = 0
+    for width_a, width_b, count in (
+        (source.hidden, target.hidden, _NARROW),
+        (source.inner, target.inner, _INNER),
+    ):
+        if widest is None or max(width_a, width_b) <= widest:
+            spaces = count * target.layers
+            # a target block that stands between two source blocks has Moments with both
+            moments += 8 * spaces * (2 * width_a * width_b + width_a**2 + width_b**2)
+            rows += 4 * spaces * (2 * width_a + width_b)
+    return moments + min(BUFFER_BYTES, MOST_BUFFERED_ROWS * rows)
+
+
+def running_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:
+    """Return what one batch takes in two models that run one after the other."""
+    return max(source.forward(batch, tokens), target.forward(batch, tokens))

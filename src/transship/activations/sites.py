@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from transship.errors import MatchError
 
@@ -88,19 +88,6 @@ class Site:
         return ".".join(
             str(piece) for piece in (self.stack, self.block, self.role) if piece not in ("", None)
         )
-
-
-def find_sites(model: Any, config: Any = None) -> list[Site]:
-    """Return the sites of `model` (a LoadedModel or any nn.Module) in the order of its module tree.
-
-    A model without recognised blocks works by module names: the role is the path, or, in a list of equal
-    modules, the path within the element, whose number is the block.
-    """
-    from transship.activations.finding import Finder
-
-    module: nn.Module = model if isinstance(model, nn.Module) else model.model
-    config = config if config is not None else getattr(module, "config", None)
-    return Finder(module, config).sites()
 
 
 def read_weight(site: Site, weight: Weight) -> Weight:

@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from transship.activations.batches import Numbered
 from transship.activations.families import WINDOWED
+from transship.activations.layout import Alignment, RowOperator, TokenLayout
 from transship.activations.models import Batch, LoadedModel
 from transship.activations.record import Tap, watching
-from transship.activations.tokens import (
-    Align,
-    Alignment,
-    RowOperator,
-    TokenLayout,
-    align_tokens,
-    window_places,
-)
+from transship.activations.tokens import Align, align_tokens, window_places
 from transship.errors import DataError, MatchError, TransshipError
 
 Key = tuple[Tap, "Lane"]

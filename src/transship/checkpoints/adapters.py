@@ -16,10 +16,9 @@ import numpy as np
 
 from transship.atomic import atomic_folder
 from transship.checkpoints.card import ModelCard, as_json
-from transship.checkpoints.checkpoint import Checkpoint
+from transship.checkpoints.checkpoint import Checkpoint, Layout
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
 from transship.checkpoints.renaming import empty_model, names_in_memory
-from transship.checkpoints.terms import Layout
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
 from transship.checkpoints.write import TensorPlan, write_file

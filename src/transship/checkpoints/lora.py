@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
-from transship.checkpoints.checkpoint import Checkpoint
+from transship.checkpoints.checkpoint import Checkpoint, Difference, Factors, Layout, LowRank, Term
 from transship.checkpoints.dtypes import CHUNK, Array
-from transship.checkpoints.names import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
-from transship.checkpoints.terms import Difference, Factors, Layout, LowRank, Term
 from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError
 from transship.numerics import chunks
@@ -309,3 +307,75 @@ def _reading(adapter: Checkpoint, name: str) -> Callable[[], Array]:
 
 def _refuse(adapter: Checkpoint, what: str, *, fix: str = _MERGE_FIRST) -> NoReturn:
     raise CheckpointError(what, where=adapter.name, fix=fix)
+
+
+@dataclass
+class Pairs:
+    """Which tensor of the fine-tune belongs to which of the base.
+
+    Attributes:
+        matched: base name → tuned name, for floating-point tensors of equal shape.
+        only_tuned: tensors that the base has not.
+        problems: what has no partner, by kind.
+    """
+
+    matched: dict[str, str] = field(default_factory=dict)
+    only_tuned: list[str] = field(default_factory=list)
+    problems: dict[str, list[str]] = field(default_factory=dict)
+
+    def problems_text(self) -> str:
+        """Return the problems in half a sentence, three examples of each kind."""
+        parts = []
+        for kind, found in self.problems.items():
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            parts.append(f"{kind} {', '.join(found[:3])}{more}")
+        return "; ".join(parts)
+
+
+def pair(base: Checkpoint, tuned: Checkpoint) -> Pairs:
+    """Pair every floating-point tensor; integers (buffers, not learned) must agree where both have them."""
+    convert = translation(list(base.tensors), [*tuned.tensors, *tuned.tied])
+    result, used = Pairs(), set()
+    for name, info in base.tensors.items():
+        other = convert.get(name)
+        if other is None or other not in tuned:
+            if info.floating:
+                result.problems.setdefault("only the base has", []).append(quote(name))
+            continue
+        used.add(tuned.tied.get(other, other))
+        there = tuned.info(other)
+        if info.shape != there.shape:
+            text = f"{quote(name)} ({list(info.shape)} and {list(there.shape)})"
+            result.problems.setdefault("of different shapes are", []).append(text)
+        elif info.floating and there.floating:
+            result.matched[name] = other
+        elif info.dtype != there.dtype or base.raw(name) != tuned.raw(other):
+            result.problems.setdefault("of different integers are", []).append(quote(name))
+    for name, info in tuned.tensors.items():
+        if name not in used and info.floating:
+            result.only_tuned.append(name)
+            note = " (tied in the base)" if name in base.tied else ""
+            result.problems.setdefault("only the fine-tune has", []).append(quote(name) + note)
+    return result
+
+
+def translation(names: Collection[str], others: Collection[str]) -> dict[str, str]:
+    """Return name → other name, under the one prefix, added or removed, that makes most of them meet.
+
+    No prefix is preferred to one that makes no more of them meet.
+    """
+    known = set(others)
+    added = {other.split(".")[0] + "." for other in others if "." in other}
+    removed = {name.split(".")[0] + "." for name in names if "." in name}
+    plain = {name: name for name in names if name in known}
+    best = plain
+    if len(plain) == len(names):
+        return plain
+    for prefix in sorted(added):
+        found = {name: prefix + name for name in names if prefix + name in known}
+        best = max(best, {**plain, **found}, key=len)
+    for prefix in sorted(removed):
+        cut = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+        found = {name: other for name, other in cut.items() if other in known}
+        best = max(best, {**plain, **found}, key=len)
+    return best

@@ -10,10 +10,18 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from transship.checkpoints import lora, names
-from transship.checkpoints.checkpoint import Checkpoint
+from transship.checkpoints import lora
+from transship.checkpoints.checkpoint import (
+    Checkpoint,
+    Dense,
+    Difference,
+    Factors,
+    Layout,
+    LowRank,
+    Reader,
+    Term,
+)
 from transship.checkpoints.dtypes import CHUNK, Array, Floats
-from transship.checkpoints.terms import Dense, Difference, Factors, Layout, LowRank, Reader, Term
 from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError, NumericalError
 from transship.numerics import chunks
@@ -81,7 +89,7 @@ class Update:
                 raise CheckpointError(
                     "it is an adapter, not a whole model", where=given.name, fix="use Update.from_adapter"
                 )
-        pairs = names.pair(base, tuned)
+        pairs = lora.pair(base, tuned)
         if pairs.problems and unmatched == "refuse":
             raise CheckpointError(
                 f"it does not fit {base.name}: {pairs.problems_text()}",

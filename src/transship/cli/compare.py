@@ -26,7 +26,7 @@ from transship.numerics import MemoryBudget
 from transship.progress import Bars
 
 if TYPE_CHECKING:
-    from transship.activations.compare import Comparison
+    from transship.activations.comparison import Comparison
     from transship.data import Dataset
     from transship.report import Provenance
 
@@ -115,8 +115,8 @@ def _check_memory(
     memory: str, models: tuple[str, str], part: Dataset, batch_size: int, loading: Mapping[str, Any]
 ) -> None:
     # start-up: torch
-    from transship.activations.footprint import comparing_bytes
-    from transship.activations.lengths import longest
+    from transship.activations.batches import longest
+    from transship.activations.comparison import comparing_bytes
     from transship.checkpoints.footprint import Footprint
 
     reading = {name: loading[name] for name in ("dtype", "trust_remote_code")}

@@ -57,7 +57,7 @@ def command(
             with open_checkpoint(local_model(base), **allowed) as other:
                 further.append(_update_section(_update_rows(other, checkpoint), base))
         elif description.kind == "checkpoint":
-            from transship.activations.skeleton import checkpoint_sites  # start-up: torch
+            from transship.activations.finding import checkpoint_sites  # start-up: torch
 
             further.append(_sites_section(checkpoint_sites(checkpoint), whole=all_sites))
     show(_page(description, further), as_json=as_json)

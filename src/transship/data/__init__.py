@@ -5,10 +5,24 @@ Importing this room imports numpy and neither pyarrow, PIL nor torch; they come 
 
 from __future__ import annotations
 
-from transship.data.dataset import KINDS, Dataset, Kind
-from transship.data.load import arrays, images, load, series, text, vectors, wrap
-from transship.data.locate import data_files, data_folders, find_data, find_model, is_hub_id, model_folders
-from transship.data.pictures import digits
+from typing import TYPE_CHECKING
+
+from transship.doors import door
+
+if TYPE_CHECKING:
+    from transship.data.dataset import KINDS, Dataset, Kind
+    from transship.data.loading import arrays, images, load, series, text, vectors, wrap
+    from transship.data.locate import (
+        data_files,
+        data_folders,
+        find_data,
+        find_model,
+        is_hub_id,
+        model_folders,
+    )
+    from transship.data.pictures import digits
+else:
+    __getattr__, __dir__ = door(__name__)
 
 __all__ = [
     "KINDS",

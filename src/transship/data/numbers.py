@@ -10,9 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from transship.data.columns import USUAL, find_column, missing_column
 from transship.data.dataset import Dataset
-from transship.data.labels import Options, assemble, encode_labels, first_null
+from transship.data.labels import (
+    USUAL,
+    Options,
+    assemble,
+    encode_labels,
+    find_column,
+    first_null,
+    missing_column,
+)
 from transship.data.tables import MemoryTable, Table
 from transship.errors import DataError
 from transship.numerics import chunks

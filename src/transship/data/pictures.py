@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from transship.data.columns import need_column
 from transship.data.dataset import Dataset, split_name
-from transship.data.labels import Options, assemble
+from transship.data.labels import Options, assemble, need_column
 from transship.data.rows import LazyRows
 from transship.data.tables import Table
 from transship.errors import DataError

@@ -1,8 +1,16 @@
 """Pure tensor maths: Moments, maps fitted from them, transport between point sets, similarity and metrics."""
 
 from transship.geometry.costs import Cost, cost_matrix
-from transship.geometry.exact import ExactTransport, wasserstein_exact
-from transship.geometry.fits import Canonical, affine, cca, linear, procrustes
+from transship.geometry.fits import (
+    Canonical,
+    affine,
+    cca,
+    linear,
+    output_matching,
+    procrustes,
+    pseudo_inverse,
+    tikhonov,
+)
 from transship.geometry.maps import LinearMap
 from transship.geometry.metrics import (
     accuracy,
@@ -18,17 +26,18 @@ from transship.geometry.metrics import (
     twin_recall,
 )
 from transship.geometry.moments import Moments, load_moments, save_moments
-from transship.geometry.polar import Polar, polar
 from transship.geometry.ridge import LeaveOneOut, gcv, ridge, ridge_loo, ridge_of
 from transship.geometry.similarity import CkaAccumulator, alignment_residual, cka, procrustes_distance
 from transship.geometry.sinkhorn import (
     Divergence,
+    ExactTransport,
     Transport,
     sinkhorn,
     sinkhorn_cost,
     sinkhorn_divergence,
+    wasserstein_exact,
 )
-from transship.geometry.updates import output_matching, pseudo_inverse, tikhonov
+from transship.geometry.spectral import Polar, polar
 
 __all__ = [
     "Canonical",

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.errors import DataError, NumericalError, OptionError
-from transship.geometry.storage import read_arrays, write_arrays
+from transship.geometry.maps import read_arrays, write_arrays
 from transship.geometry.twins import PROJECTIONS, distinct, prints
 from transship.numerics import chunks
 

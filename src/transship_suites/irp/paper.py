@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transship.activations import load_model
-from transship.activations.features import features
+from transship.activations.readout import features
 from transship.data import Dataset, find_model
 from transship.verbs.translate import InverseRelativeProjection, Procrustes, Ridge, stitching_matrix
 from transship_suites.materials.hub import read

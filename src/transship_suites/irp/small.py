@@ -91,8 +91,8 @@ def measure_scale(case: Case, context: Context) -> Iterator[Measurement]:
     import numpy as np
     from sklearn.linear_model import LogisticRegression
 
-    from transship.activations.features import features
     from transship.activations.models import load_model
+    from transship.activations.readout import features
     from transship.data import find_model
     from transship.verbs.translate import scale_probe
     from transship_suites.materials.embeddings import vectors

@@ -93,8 +93,8 @@ def _vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
     }
 
     def make() -> dict[str, Any]:
-        from transship.activations.features import features
         from transship.activations.models import load_model
+        from transship.activations.readout import features
 
         loaded = load_model(str(folder), device=context.device, name=model)
         return {"vectors": features(loaded, [prompt + text for text in texts])}

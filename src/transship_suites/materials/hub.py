@@ -57,10 +57,10 @@ def read(
     """
     from transship.data import data_files, find_data
     from transship.data.labels import Options
+    from transship.data.loading import text_of_table
     from transship.data.locate import hub_parts
     from transship.data.pictures import images_of_table
     from transship.data.tables import open_table
-    from transship.data.texts import text_of_table
     from transship.errors import DataError
 
     plain = hub_parts(name)[0]

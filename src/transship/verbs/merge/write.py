@@ -16,8 +16,7 @@ from transship.atomic import atomic_folder
 from transship.checkpoints import Checkpoint, WeightFile, check_finite
 from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard
-from transship.checkpoints.carry import carried_files, with_dtype
-from transship.checkpoints.write import TensorPlan, write_checkpoint
+from transship.checkpoints.write import TensorPlan, carried_files, with_dtype, write_checkpoint
 from transship.errors import NumericalError
 from transship.progress import Progress, quiet
 from transship.verbs.merge.plan import MergePlan, RecipeOutput

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transship.activations.footprint import collecting_bytes, running_bytes
-from transship.activations.lengths import longest
+from transship.activations.batches import longest
+from transship.activations.plan import collecting_bytes, running_bytes
 from transship.activations.readout import Readout
 from transship.checkpoints.footprint import Footprint
 from transship.errors import DataError, OptionError

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from transship.activations import LoadedModel, Matching, SitePair
-from transship.activations.batches import Batches
-from transship.activations.collect import collect
+from transship.activations.batches import Batches, run_shared
 from transship.activations.collected import CollectedMoments
+from transship.activations.collecting import collect
 from transship.activations.heads import carried_over
 from transship.activations.loading import values_of
 from transship.activations.readout import Readout, Task
-from transship.activations.shards import run_shared
 from transship.activations.state import SavedState
 from transship.activations.step import StepOptions
 from transship.activations.tokens import Align

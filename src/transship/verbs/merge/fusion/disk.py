@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from transship.activations import FunctionalModel, LoadedModel, Readout, load_model, parameter_names
+from transship.activations.finding import skeleton
 from transship.activations.loading import has_head, require_in_memory
-from transship.activations.skeleton import skeleton
 from transship.checkpoints import Adapter, Checkpoint, Update, check_finite
 from transship.checkpoints import open as open_checkpoint
-from transship.checkpoints.names import translation
+from transship.checkpoints.lora import translation
 from transship.errors import CheckpointError
 from transship.verbs.merge.fusion.origin import FineTune, Origin
 from transship.verbs.merge.maths.states import Vector

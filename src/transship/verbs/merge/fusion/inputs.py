@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from transship.errors import DataError
-from transship.geometry.storage import read_arrays, write_arrays
+from transship.geometry.maps import read_arrays, write_arrays
 from transship.verbs.merge.fusion.task import Kept
 from transship.verbs.merge.tasks.model import Rows
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transship.activations.lengths import longest
+from transship.activations.batches import longest
 from transship.checkpoints.footprint import Footprint
 from transship.verbs.merge.fusion.engine import Fusion
 

@@ -24,11 +24,10 @@ from transship.activations import parameter_names
 from transship.atomic import atomic_folder, recover
 from transship.checkpoints import Checkpoint, Input, ModelCard, TensorPlan, copied, write_file
 from transship.checkpoints.card import as_json
-from transship.checkpoints.carry import carried_files, with_dtype
-from transship.checkpoints.write import write_checkpoint
+from transship.checkpoints.write import carried_files, with_dtype, write_checkpoint
 from transship.data import load as load_data
 from transship.errors import CheckpointError, OutputError, TransshipError
-from transship.geometry.storage import read_arrays, write_arrays
+from transship.geometry.maps import read_arrays, write_arrays
 from transship.verbs.merge.fusion.disk import CheckpointOrigin, TaskFiles
 from transship.verbs.merge.fusion.evaluate import StepReport
 from transship.verbs.merge.fusion.inputs import read_kept, write_kept

@@ -82,7 +82,7 @@ class Encoder:
 
     def __call__(self, texts: list[str]) -> Any:
         """Return the texts' vectors, [texts, width]; they are sorted by length inside."""
-        from transship.activations.features import features
+        from transship.activations.readout import features
 
         loaded = _loaded(self.model, self.device, self.device_map, self.dtype, self.trust_remote_code)
         inputs = [self.prompt + text for text in texts]
@@ -92,7 +92,7 @@ class Encoder:
 
     def within(self, memory: MemoryBudget, source: TextSource) -> Encoder:
         """Return the encoder with as many texts per forward pass as fit; refuse a model that does not."""
-        from transship.activations.lengths import longest
+        from transship.activations.batches import longest
         from transship.data import find_model
 
         if memory.limit is None:

@@ -316,8 +316,8 @@ def _unpack(given: Translator | SavedMap | str | Path | None) -> tuple[Translato
 
 
 def _encoder(model: str) -> Embed:
-    from transship.activations.features import features
     from transship.activations.models import load_model
+    from transship.activations.readout import features
     from transship.data import find_model
 
     loaded = load_model(str(find_model(model)), name=model)

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.errors import DataError
-from transship.geometry.storage import read_arrays, write_arrays
+from transship.geometry.maps import read_arrays, write_arrays
 from transship.types import Array
 from transship.verbs.translate.vectors import anchors_hash, like, to_tensor, unit, working
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, polar, procrustes
-from transship.geometry.polar import default_tolerance
+from transship.geometry.spectral import default_tolerance
 from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transship.geometry import LinearMap
+from transship.geometry.fits import PSEUDO_INVERSE_TOLERANCE
 from transship.geometry.spectral import spectrum
-from transship.geometry.updates import PSEUDO_INVERSE_TOLERANCE
 from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from transship import checkpoints
 from transship.checkpoints import Adapter, Checkpoint, Update
-from transship.checkpoints.names import translation
+from transship.checkpoints.checkpoint import Factors, LowRank
+from transship.checkpoints.lora import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
-from transship.checkpoints.terms import Factors, LowRank
 from transship.errors import CheckpointError, OptionError
 from transship.numerics import TORCH
 from transship.registry import method_class

@@ -11,7 +11,7 @@ import numpy as np
 
 from transship import checkpoints
 from transship.checkpoints import Adapter, Checkpoint
-from transship.checkpoints.names import translation
+from transship.checkpoints.lora import translation
 from transship.errors import CheckpointError, TransshipError, TransshipWarning
 
 KINSHIP = (

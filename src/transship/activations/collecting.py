@@ -6,13 +6,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from transship.activations.batches import Batches
+from transship.activations.batches import Batches, run_shared, unit_size
 from transship.activations.collected import CollectedMoments
 from transship.activations.match import Matching, match_sites
 from transship.activations.models import load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side
-from transship.activations.shards import run_shared, unit_size
 from transship.activations.state import SavedState, signature
 from transship.activations.step import StepOptions
 from transship.activations.tokens import Align

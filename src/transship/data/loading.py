@@ -9,11 +9,18 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from transship.data.columns import USUAL, find_pair
 from transship.data.dataset import KINDS, Dataset, Kind
-from transship.data.hub import hub_table
-from transship.data.labels import Options, encode_labels
-from transship.data.locate import NUMBERS, TABLES, data_files, is_hub_id, missing_data
+from transship.data.labels import (
+    USUAL,
+    Options,
+    assemble,
+    encode_labels,
+    find_column,
+    find_pair,
+    first_null,
+    need_column,
+)
+from transship.data.locate import NUMBERS, TABLES, data_files, hub_table, is_hub_id, missing_data
 from transship.data.numbers import NumberKind, checked, numbers_of_file, numbers_of_table
 from transship.data.pictures import (
     IMAGE_SUFFIXES,
@@ -23,9 +30,8 @@ from transship.data.pictures import (
     images_of_folder,
     images_of_table,
 )
-from transship.data.rows import PairRows
+from transship.data.rows import ArrowRows, PairRows
 from transship.data.tables import Table, open_table
-from transship.data.texts import text_of_table
 from transship.errors import DataError, OptionError
 
 
@@ -273,3 +279,56 @@ def _is_text(row: Any) -> bool:
 
 def _is_pair(row: Any) -> bool:
     return isinstance(row, (tuple, list)) and len(row) == 2 and all(isinstance(part, str) for part in row)
+
+
+def text_of_table(table: Table, options: Options, name: str) -> Dataset:
+    """Return the texts of a table, or the pairs when it has two text columns and one is not named alone."""
+    first, second = _columns(table, options)
+    rows = ArrowRows(_strings(table, first))
+    if second is None:
+        return assemble(table, rows, "text", options, used=[first], name=name)
+    pairs = PairRows(rows, ArrowRows(_strings(table, second)))
+    return assemble(table, pairs, "pair", options, used=[first, second], name=name)
+
+
+def _columns(table: Table, options: Options) -> tuple[str, str | None]:
+    where = table.source
+    if options.column is None and options.pair is None:
+        pair = find_pair(table.names)
+        if pair is not None:
+            return pair
+    if options.pair:
+        second = find_column("text", table.names, options.pair, where=where)
+        rest = [column for column in table.names if column != second]
+        if options.column is None:
+            found = find_pair(table.names)
+            if found is not None and found[1] == second:
+                return found[0], second
+        return need_column("text", rest, options.column, where=where), second
+    if options.column is None and options.pair is False:
+        found = find_pair(table.names)
+        if found is not None:
+            return found[0], None
+    return need_column("text", table.names, options.column, where=where), None
+
+
+def _strings(table: Table, column: str) -> Any:
+    """Return a column of text, or refuse it by its first row without one."""
+    import pyarrow
+    import pyarrow.types as types
+
+    values = table.column(column)
+    where = f"{table.source}, column '{column}'"
+    if values.null_count:
+        raise DataError(
+            f"row {first_null(values) + 1} has no text ({values.null_count} such rows)",
+            where=where,
+            fix="fill in or drop those rows",
+        )
+    if types.is_dictionary(values.type):
+        values = pyarrow.chunked_array([chunk.dictionary_decode() for chunk in values.chunks])
+    if not (types.is_string(values.type) or types.is_large_string(values.type)):
+        raise DataError(
+            f"it holds {values.type} and no text", where=where, fix="name the text column with column="
+        )
+    return values

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from transship import parallel
-from transship.activations.batches import Batches, Numbered
-from transship.activations.collect import read_first
+from transship.activations.batches import Batches, Numbered, run_shared, unit_size
+from transship.activations.collecting import read_first
 from transship.activations.match import Depth, Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
-from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
+from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan, collecting_bytes, running_bytes
 from transship.activations.record import Side, Tap
-from transship.activations.shards import run_shared, unit_size
 from transship.activations.step import Lane, StepOptions, StepRows, Stream
 from transship.activations.tokens import Align
+from transship.checkpoints.footprint import Footprint
 from transship.geometry import CkaAccumulator, Moments
 
 # Wider spaces than this want more rows than a quick look has, and their factorisations take longer than the
@@ -181,6 +181,12 @@ def compare(
         time.perf_counter() - started,
         asked,
     )
+
+
+def comparing_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:
+    """Return what `compare` takes: both models, one batch, waiting rows, and Moments of every space."""
+    collected = collecting_bytes(source, target, widest=WIDEST)
+    return source.weights + target.weights + collected + running_bytes(source, target, batch, tokens)
 
 
 class _Layers:
