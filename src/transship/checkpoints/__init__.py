@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from transship.checkpoints.adapters import write_adapter
     from transship.checkpoints.card import Input, ModelCard
     from transship.checkpoints.checkpoint import Checkpoint, check_finite
+    from transship.checkpoints.description import Description, describe, describe_update
     from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
+    from transship.checkpoints.footprint import Footprint
     from transship.checkpoints.lora import Adapter
     from transship.checkpoints.opening import open, read_json
     from transship.checkpoints.update import TensorSummary, Update
@@ -24,6 +26,8 @@ __all__ = [
     "Adapter",
     "Checkpoint",
     "DType",
+    "Description",
+    "Footprint",
     "Input",
     "ModelCard",
     "TensorInfo",
@@ -34,6 +38,8 @@ __all__ = [
     "applied",
     "check_finite",
     "copied",
+    "describe",
+    "describe_update",
     "find_dtype",
     "narrow",
     "open",

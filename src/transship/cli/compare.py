@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
-from transship import parallel
+from transship import activations, checkpoints, data, parallel, report
 from transship.atomic import check_target
 from transship.cli.options import (
     compute_options,
@@ -24,11 +24,6 @@ from transship.errors import printable
 from transship.fields import setting
 from transship.numerics import MemoryBudget
 from transship.progress import Bars
-
-if TYPE_CHECKING:
-    from transship.activations.comparison import Comparison
-    from transship.data import Dataset
-    from transship.report import Provenance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +73,23 @@ def command(
 
     Each model reads them with its own tokenizer or image processor; tokens pair up by the text they cover.
     """
-    from transship.data import load  # start-up: numpy
-
     settings = read_settings(Settings, given)
     loading = {name: given[name] for name in ("device", "device_map", "dtype", "trust_remote_code")}
     if report is not None:
         check_target(report, force=force)
-    part = load(settings.data, column=settings.column, split=settings.split).take(settings.inputs, seed=seed)
+    part = data.load(settings.data, column=settings.column, split=settings.split).take(
+        settings.inputs, seed=seed
+    )
     line = f"comparing {source} and {target} over {len(part)} inputs of {part.name}"
     click.echo(printable(line), err=True)
     if memory is not None:
         _check_memory(memory, (source, target), part, settings.batch_size, loading)
-    # start-up: torch
-    from transship.activations import compare, load_model
-    from transship.activations.page import comparison_page
-
     bars = Bars()
     bars("inputs", 0, len(part))
-    first, second = (load_model(local_model(name), name=name, **loading) for name in (source, target))
-    comparison = compare(
+    first, second = (
+        activations.load_model(local_model(name), name=name, **loading) for name in (source, target)
+    )
+    comparison = activations.compare(
         first,
         second,
         part.inputs,
@@ -107,28 +100,23 @@ def command(
         progress=lambda done: bars("inputs", done, len(part)),
     )
     if parallel.is_main():
-        page = comparison_page(comparison, _provenance(comparison, part))
+        page = activations.comparison_page(comparison, _provenance(comparison, part))
         show(page, as_json=as_json, report=report, force=force)
 
 
 def _check_memory(
-    memory: str, models: tuple[str, str], part: Dataset, batch_size: int, loading: Mapping[str, Any]
+    memory: str, models: tuple[str, str], part: data.Dataset, batch_size: int, loading: Mapping[str, Any]
 ) -> None:
-    # start-up: torch
-    from transship.activations.batches import longest
-    from transship.activations.comparison import comparing_bytes
-    from transship.checkpoints.footprint import Footprint
-
     reading = {name: loading[name] for name in ("dtype", "trust_remote_code")}
-    first, second = (Footprint.of(local_model(name), **reading) for name in models)
-    tokens = [longest(local_model(name), list(part.inputs)) for name in models]
-    needed = comparing_bytes(first, second, batch_size, max(tokens, key=lambda count: count or 0))
+    first, second = (checkpoints.Footprint.of(local_model(name), **reading) for name in models)
+    tokens = [activations.longest(local_model(name), list(part.inputs)) for name in models]
+    needed = activations.comparing_bytes(first, second, batch_size, max(tokens, key=lambda count: count or 0))
     instead = "pass a smaller --batch-size" if batch_size > 1 else ""
     MemoryBudget.parse(memory).require(needed, f"running {models[0]} and {models[1]}", instead)
 
 
-def _provenance(comparison: Comparison, part: Dataset) -> Provenance:
-    from transship.report import Provenance, library_versions  # start-up
-
+def _provenance(comparison: activations.Comparison, part: data.Dataset) -> report.Provenance:
     command = f"transship compare {comparison.source} {comparison.target} --data {part.name}"
-    return Provenance(command, {part.name: part.fingerprint()}, comparison.options, library_versions())
+    return report.Provenance(
+        command, {part.name: part.fingerprint()}, comparison.options, report.library_versions()
+    )

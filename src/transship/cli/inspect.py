@@ -6,18 +6,15 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from transship import activations, checkpoints
 from transship.cli.options import local_model, memory_option, model_options, show
 from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
 from transship.report import Column, Facts, Page, Section, Table
-
-if TYPE_CHECKING:
-    from transship.activations.sites import Site
-    from transship.checkpoints import Checkpoint
-    from transship.checkpoints.describe import Description
+from transship.verbs import adapt, translate
 
 _MOVED_MOST = 12  # tensors of an update that are printed
 
@@ -37,10 +34,6 @@ def command(
     Of a map, an adapted model or a fusion it says how it was made and what was measured. Names, shapes and
     dtypes of weights come from the files' headers; weights are read only for --base.
     """
-    # start-up: numpy
-    from transship.checkpoints import open as open_checkpoint
-    from transship.checkpoints.describe import describe
-
     if base is None:
         # sites are found in an empty model, and artifacts of the verbs by their classes: both import torch
         MemoryBudget.parse(memory, TORCH).require(0, f"inspecting {path}")
@@ -48,22 +41,21 @@ def command(
             if (Path(path) / file).is_file():
                 show(describe_artifact(Path(path)), as_json=as_json)
                 return
-    with open_checkpoint(local_model(path), **allowed) as checkpoint:
+    with checkpoints.open(local_model(path), **allowed) as checkpoint:
         if base is not None:
             MemoryBudget.parse(memory, INTERPRETER).require(_update_bytes(checkpoint), f"what {path} changed")
-        description = dataclasses.replace(describe(checkpoint), name=path)
+        description = dataclasses.replace(checkpoints.describe(checkpoint), name=path)
         further: list[Section] = []
         if base is not None:
-            with open_checkpoint(local_model(base), **allowed) as other:
+            with checkpoints.open(local_model(base), **allowed) as other:
                 further.append(_update_section(_update_rows(other, checkpoint), base))
         elif description.kind == "checkpoint":
-            from transship.activations.finding import checkpoint_sites  # start-up: torch
-
-            further.append(_sites_section(checkpoint_sites(checkpoint), whole=all_sites))
+            sites = activations.checkpoint_sites(checkpoint)
+            further.append(_sites_section(sites, whole=all_sites))
     show(_page(description, further), as_json=as_json)
 
 
-def _page(description: Description, further: Sequence[Section]) -> Page:
+def _page(description: checkpoints.Description, further: Sequence[Section]) -> Page:
     what = f"{description.kind}, {description.architecture}" if description.architecture else description.kind
     tensors = f"{description.parameters:,} parameters in {description.tensors} tensors"
     summary = f"{tensors}, {format_bytes(description.nbytes)} ({', '.join(description.dtypes)})"
@@ -75,7 +67,7 @@ def _page(description: Description, further: Sequence[Section]) -> Page:
     return Page(f"{description.name}: {what}", summary, [Section("", facts), *further])
 
 
-def _sites_section(sites: Sequence[Site], *, whole: bool) -> Section:
+def _sites_section(sites: Sequence[activations.Site], *, whole: bool) -> Section:
     rows = [dataclasses.asdict(site) | {"name": site.name} for site in sites]
     if whole:
         table = [[site.name, f"{site.in_width} → {site.out_width}", site.path] for site in sites]
@@ -107,24 +99,16 @@ def _update_section(rows: Sequence[dict[str, Any]], base: str) -> Section:
     return Section(title, [Facts({"update": rows}, shown=False), Table(columns, most)])
 
 
-def _update_bytes(tuned: Checkpoint) -> int:
+def _update_bytes(tuned: checkpoints.Checkpoint) -> int:
     """Return what reading an update takes: chunks of both sides, and an adapter's largest pair of factors."""
-    # start-up: numpy
-    from transship.checkpoints import Adapter
-    from transship.checkpoints.dtypes import CHUNK
-
-    sizes = [info.size for info in tuned.tensors.values()] if isinstance(tuned, Adapter) else []
-    return 16 * 4 * CHUNK + 4 * 4 * max(sizes, default=0)
+    sizes = [info.size for info in tuned.tensors.values()] if isinstance(tuned, checkpoints.Adapter) else []
+    return 16 * 4 * checkpoints.CHUNK + 4 * 4 * max(sizes, default=0)
 
 
-def _update_rows(base: Checkpoint, tuned: Checkpoint) -> list[dict[str, Any]]:
-    # start-up: numpy
-    from transship.checkpoints import Adapter, Update
-    from transship.checkpoints.describe import describe_update
-
-    if isinstance(tuned, Adapter):
-        return describe_update(Update.from_adapter(tuned, base))
-    return describe_update(Update.between(base, tuned))
+def _update_rows(base: checkpoints.Checkpoint, tuned: checkpoints.Checkpoint) -> list[dict[str, Any]]:
+    if isinstance(tuned, checkpoints.Adapter):
+        return checkpoints.describe_update(checkpoints.Update.from_adapter(tuned, base))
+    return checkpoints.describe_update(checkpoints.Update.between(base, tuned))
 
 
 def _artifact(facts: dict[str, Any], lines: Sequence[str]) -> Page:
@@ -134,9 +118,7 @@ def _artifact(facts: dict[str, Any], lines: Sequence[str]) -> Page:
 
 
 def _translator(folder: Path) -> Page:
-    from transship.verbs.translate.artifact import read_document  # start-up: torch
-
-    document = read_document(folder)
+    document = translate.read_document(folder)
     about, state = document.get("about", {}), document["state"]
     old, new = state.get("n_features_in_"), state.get("n_features_out_")
     facts = {
@@ -162,9 +144,7 @@ def _translator(folder: Path) -> Page:
 
 
 def _adapted(folder: Path) -> Page:
-    from transship.verbs.adapt.artifact import read_document  # start-up: torch
-
-    document = read_document(folder)
+    document = adapt.read_document(folder)
     about = document["about"]
     names = ("backbone", "task", "method", "metric", "rows", "validation", "baselines", "advice", "data")
     facts = {"kind": "adapted", **{name: about.get(name) for name in names}, "inputs": document["inputs"]}

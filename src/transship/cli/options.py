@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
+import transship as ts
 from transship.cli.settings import settings_options
 from transship.errors import printable
 from transship.fields import setting
-
-if TYPE_CHECKING:
-    from transship.report import Page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,31 +126,30 @@ engine_options = settings_options(Workers)
 
 def print_json(value: Any) -> None:
     """Print `value` to standard output as JSON."""
-    from transship.report import json  # start-up
-
-    click.echo(json.dumps(value))
+    click.echo(ts.report.json.dumps(value))
 
 
 def show(
-    page: Page, *, as_json: bool = False, report: Path | None = None, force: bool = False, quiet: bool = False
+    page: ts.report.Page,
+    *,
+    as_json: bool = False,
+    report: Path | None = None,
+    force: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Tell what a command found: as JSON or lines on standard output, and as a page in the file `report`."""
-    from transship.report import html, json, terminal  # start-up
-
     if report is not None:
-        html.write(page, report, force=force)
+        ts.report.html.write(page, report, force=force)
     if not quiet:
-        click.echo(json.render(page) if as_json else terminal.render(page))
+        click.echo(ts.report.json.render(page) if as_json else ts.report.terminal.render(page))
     if report is not None and not quiet:
         click.echo(f"the page is at {printable(report)}", err=as_json)
 
 
 def local_model(reference: str) -> str:
     """Return the folder of a model that is named as in the local model folders, or the reference as it is."""
-    from transship.data import model_folders
-
     if not Path(reference).expanduser().exists():
-        for folder in model_folders():
+        for folder in ts.data.model_folders():
             if (folder / reference).is_dir():
                 return str(folder / reference)
     return reference

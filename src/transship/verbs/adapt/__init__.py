@@ -11,7 +11,7 @@ from transship.doors import door
 
 if TYPE_CHECKING:
     from transship.verbs.adapt.adapted import Adapted
-    from transship.verbs.adapt.artifact import load_adapted
+    from transship.verbs.adapt.artifact import load_adapted, read_document
     from transship.verbs.adapt.estimator import Recraft
     from transship.verbs.adapt.settings import Settings
     from transship.verbs.adapt.source.model import Source
@@ -24,4 +24,5 @@ __all__ = [
     "Settings",
     "Source",
     "load_adapted",
+    "read_document",
 ]

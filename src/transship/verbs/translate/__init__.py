@@ -12,7 +12,7 @@ from transship.doors import door
 if TYPE_CHECKING:
     from transship.verbs.translate.apply.embed import embed_texts
     from transship.verbs.translate.apply.moving import apply_map, plan_apply
-    from transship.verbs.translate.artifact import SavedMap, load_map, save_map
+    from transship.verbs.translate.artifact import SavedMap, load_map, read_document, save_map
     from transship.verbs.translate.engines import LocalEngine, choose_engine
     from transship.verbs.translate.fit.anchors import choose_anchors, choose_rows
     from transship.verbs.translate.fit.api import JudgedFiles, check_map, fit_map
@@ -81,6 +81,7 @@ __all__ = [
     "out_of_sample",
     "overlap",
     "plan_apply",
+    "read_document",
     "restore_variance",
     "save_map",
     "scale_probe",
