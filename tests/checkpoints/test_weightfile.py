@@ -165,7 +165,7 @@ def edit(header: dict[str, Any], values: list[Any], rng: np.random.Generator) ->
         header[name][key] = value
 
 
-def test_1500_mutated_files_read_consistently_or_are_refused(tmp_path: Path, make_file: Callable[..., bytes]):
+def test_600_mutated_files_read_consistently_or_are_refused(tmp_path: Path, make_file: Callable[..., bytes]):
     rng = np.random.default_rng(0)
     tensors = {
         "layer.0.weight": rng.standard_normal((60, 4)).astype(np.float32),
@@ -179,7 +179,7 @@ def test_1500_mutated_files_read_consistently_or_are_refused(tmp_path: Path, mak
     opened = refused = 0
     tracemalloc.start()
     try:
-        for content in mutations(original, 1500, seed=1):
+        for content in mutations(original, 600, seed=1):
             path.write_bytes(content)
             try:
                 opened += read_everything(path, content)
@@ -188,9 +188,9 @@ def test_1500_mutated_files_read_consistently_or_are_refused(tmp_path: Path, mak
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert opened + refused == 1500
-    assert opened > 100, "bits flipped in the data leave a valid file"
-    assert refused > 800
+    assert opened + refused == 600
+    assert opened > 40, "bits flipped in the data leave a valid file"
+    assert refused > 300
     assert peak < 20_000_000
 
 

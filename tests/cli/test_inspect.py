@@ -1,7 +1,6 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -71,15 +70,10 @@ def test_bare_weights_are_shown_without_sites(tmp_path: Path):
     assert "sites" not in found
 
 
-def test_a_path_that_is_not_there_is_one_sentence_and_exit_code_2(tmp_path: Path):
+def test_a_path_that_is_not_there_is_one_sentence_and_exit_code_2(tmp_path: Path, warm: Any):
     with pytest.raises(TransshipError):
         run("inspect", tmp_path / "nothing")
-    result = subprocess.run(
-        [sys.executable, "-m", "transship", "inspect", tmp_path / "nothing"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = warm.run("-m", "transship", "inspect", tmp_path / "nothing")
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert len(result.stderr.splitlines()) == 1
