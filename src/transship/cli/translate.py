@@ -22,6 +22,7 @@ from transship.cli.settings import read_settings, settings_options
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
 from transship.progress import Bars
+from transship.verbs import translate
 from transship.verbs.translate.settings import (
     AnchorSettings,
     Columns,
@@ -65,14 +66,12 @@ def command() -> None:
 @memory_option
 def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> None:
     """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
-    from transship.verbs.translate import fit_map  # start-up
-
     if given["table"] and not given["queries"]:
         raise OptionError(
             "needs the queries' vectors", where="--relevance", fix="add --queries (and --old-queries)"
         )
     page, force = given["report"], given["force"]
-    fitted = fit_map(
+    fitted = translate.fit_map(
         old,
         new,
         map_folder,
@@ -98,9 +97,7 @@ def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> Non
 def check(map_folder: Path, old: str, new: str, **given: Any) -> None:
     """Measure MAP again, on other pairs of OLD and NEW."""
     with _engine("fit.api", given) as workers:
-        from transship.verbs.translate import check_map  # after the other processes have started
-
-        checked = check_map(
+        checked = translate.check_map(
             map_folder,
             old,
             new,
@@ -123,9 +120,7 @@ def check(map_folder: Path, old: str, new: str, **given: Any) -> None:
 @column_options
 def plan(map_folder: Path, source: str, target: str, **given: Any) -> None:
     """State rows, bytes, time and memory of applying MAP to IN; nothing is written."""
-    from transship.verbs.translate import load_map, plan_apply  # start-up
-
-    planned = plan_apply(load_map(map_folder), source, target, **_reading(given))
+    planned = translate.plan_apply(translate.load_map(map_folder), source, target, **_reading(given))
     if given["as_json"]:
         print_json(asdict(planned))
     else:
@@ -144,13 +139,12 @@ def plan(map_folder: Path, source: str, target: str, **given: Any) -> None:
 def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
     """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
     with _engine("apply", given) as workers:
-        # after the other processes have started
-        from transship.verbs.translate import apply_map, load_map, plan_apply
-
-        saved, reading = load_map(map_folder), _reading(given)
+        # torch is first imported here, after the other processes have started
+        saved, reading = translate.load_map(map_folder), _reading(given)
         if saved.direction == "index":
-            click.echo(f"{source} → {target}: {plan_apply(saved, source, target, **reading)}", err=True)
-        steps = apply_map(saved, source, target, **reading, force=given["force"], engine=workers)
+            planned = translate.plan_apply(saved, source, target, **reading)
+            click.echo(f"{source} → {target}: {planned}", err=True)
+        steps = translate.apply_map(saved, source, target, **reading, force=given["force"], engine=workers)
         last = _watch(steps, "rows")
     if given["as_json"]:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})
@@ -175,9 +169,7 @@ def embed(texts: str, target: str, model: str, **given: Any) -> None:
     """Embed TEXTS with a model into the store OUT, ids kept; a stopped run goes on where it stopped."""
     # a model on a GPU has it to itself
     with _engine("embed", given, gpus=1 if given["device"].startswith("cuda") else 0) as workers:
-        from transship.verbs.translate import embed_texts  # after the other processes have started
-
-        steps = embed_texts(
+        steps = translate.embed_texts(
             model,
             texts,
             target,
@@ -205,10 +197,8 @@ def embed(texts: str, target: str, model: str, **given: Any) -> None:
 @column_options
 def anchors(old: str, target: str, **given: Any) -> None:
     """Choose rows of OLD to embed with the new model, and write their ids into OUT (Parquet)."""
-    from transship.verbs.translate import choose_anchors  # start-up
-
     settings = asdict(read_settings(AnchorSettings, given))
-    summary = choose_anchors(old, target, **settings, **_reading(given), force=given["force"])
+    summary = translate.choose_anchors(old, target, **settings, **_reading(given), force=given["force"])
     if given["as_json"]:
         print_json(summary)
         return
@@ -223,10 +213,10 @@ def _reading(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(home: str, given: dict[str, Any], gpus: float = 0) -> Any:
-    from transship.verbs.translate.engines import choose_engine  # start-up
-
     home = f"transship.verbs.translate.{home}"
-    return choose_engine(given["engine"], address=given["address"], jobs=given["jobs"], gpus=gpus, home=home)
+    return translate.choose_engine(
+        given["engine"], address=given["address"], jobs=given["jobs"], gpus=gpus, home=home
+    )
 
 
 def _watch(steps: Iterable[RowsDone], what: str) -> RowsDone:

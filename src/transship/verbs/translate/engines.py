@@ -307,7 +307,7 @@ class RayEngine:
             raise LaunchError(
                 f"the work failed on a worker ({_innermost(error)})",
                 where="--engine ray",
-                fix="check that every machine reads and writes these paths; a new run goes on where it stopped",
+                fix="check that every machine reads and writes these paths; run it again: it goes on",
             ) from error
         finally:
             if begun:
