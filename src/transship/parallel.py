@@ -149,10 +149,10 @@ def gather(value: Value) -> list[Value]:
         return [value]
     import torch.distributed
 
-    found: list[Any] = [None] * _WORLD.size
+    values: list[Any] = [None] * _WORLD.size
     with _together():
-        torch.distributed.all_gather_object(found, value)
-    return found
+        torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def agreed(value: Value) -> Value:
@@ -161,11 +161,11 @@ def agreed(value: Value) -> Value:
         return value
     import torch.distributed
 
-    found: list[Any] = [value]
+    values: list[Any] = [value]
     with _together():
-        torch.distributed.broadcast_object_list(found, src=0)
-    made: Value = found[0]
-    return made
+        torch.distributed.broadcast_object_list(values, src=0)
+    first: Value = values[0]
+    return first
 
 
 def wait() -> None:
@@ -205,16 +205,18 @@ def total(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return dict(tensors)
     import torch
 
-    views = gather({name: (tuple(one.shape), one.dtype, str(one.device)) for name, one in tensors.items()})
+    views = gather(
+        {name: (tuple(tensor.shape), tensor.dtype, str(tensor.device)) for name, tensor in tensors.items()}
+    )
     known = {name: about for view in views for name, about in view.items()}
-    found = {
+    sums = {
         name: tensors[name].detach().clone(memory_format=torch.contiguous_format)
         if name in tensors
         else torch.zeros(shape, dtype=dtype, device=device(where.partition(":")[0]))
         for name, (shape, dtype, where) in known.items()
     }
-    add_up(list(found.values()))
-    return found
+    add_up(list(sums.values()))
+    return sums
 
 
 def add_gradients(parameters: Iterable[Tensor]) -> None:
@@ -224,23 +226,23 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
     import torch
 
     ordered = list(parameters)
-    reached = torch.tensor([float(one.grad is not None) for one in ordered], dtype=torch.float64)
+    reached = torch.tensor([float(parameter.grad is not None) for parameter in ordered], dtype=torch.float64)
     add_up([reached])
-    used = [one for one, count in zip(ordered, reached.tolist(), strict=True) if count]
-    for one in used:
-        if one.grad is None:
-            one.grad = torch.zeros_like(one)
-    add_up([one.grad for one in used if one.grad is not None])
+    used = [parameter for parameter, count in zip(ordered, reached.tolist(), strict=True) if count]
+    for parameter in used:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    add_up([parameter.grad for parameter in used if parameter.grad is not None])
 
 
 def rows_of_all(count: int, parts: Sequence[tuple[Sequence[int], Tensor]]) -> Tensor:
     """Return [count, ...] from the rows that the processes made: (their places, the rows), each row once."""
     import torch
 
-    made = parts[0][1] if parts else None
-    about = gather(None if made is None else (tuple(made.shape[1:]), made.dtype, str(made.device)))
-    shape, dtype, where = next(one for one in about if one is not None)
-    whole = torch.zeros((count, *shape), dtype=dtype, device=where if made is None else made.device)
+    own = parts[0][1] if parts else None
+    about = gather(None if own is None else (tuple(own.shape[1:]), own.dtype, str(own.device)))
+    shape, dtype, where = next(each for each in about if each is not None)
+    whole = torch.zeros((count, *shape), dtype=dtype, device=where if own is None else own.device)
     for places, rows in parts:
         whole[torch.as_tensor(list(places), device=whole.device)] = rows
     add_up([whole])  # all but one of the summands of a row are zero

@@ -92,7 +92,7 @@ def longest(folder: str, inputs: Sequence[Any]) -> int | None:
 
     if not len(inputs) or not isinstance(inputs[0], str | tuple):
         return None
-    texts = [one if isinstance(one, str) else " ".join(map(str, one)) for one in inputs]
+    texts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in inputs]
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -142,7 +142,7 @@ def run_shared(
     """
     stream = iter(batches)
     seen = units = turn = waiting = 0
-    told = -1
+    reported = -1
     while unit_of := list(islice(stream, unit)):
         number, units = units, units + 1
         if state is not None and number in state.covered:
@@ -162,7 +162,7 @@ def run_shared(
             step(batch)
             seen += len(batch)
             if progress is not None:
-                told = seen
+                reported = seen
                 progress(seen)
         sums.flush()
         if state is not None:
@@ -177,16 +177,16 @@ def run_shared(
             state.save()
     if full is None:
         sum_moments(sums.moments)
-    if progress is not None and 0 <= told < seen:
+    if progress is not None and 0 <= reported < seen:
         progress(seen)
     return seen
 
 
 def summed(moments: Moments | None) -> Moments:
     """Return the sum over processes; None where this one had no rows."""
-    found = {} if moments is None else {"": moments}
-    sum_moments(found)
-    return found[""]
+    sums = {} if moments is None else {"": moments}
+    sum_moments(sums)
+    return sums[""]
 
 
 def sum_moments(moments: dict[str, Moments]) -> None:
@@ -194,7 +194,10 @@ def sum_moments(moments: dict[str, Moments]) -> None:
     if parallel.size() == 1:
         return
     views = parallel.gather(
-        {name: (one.width_a, one.width_b, one.parts, str(one.sum_a.device)) for name, one in moments.items()}
+        {
+            name: (total.width_a, total.width_b, total.parts, str(total.sum_a.device))
+            for name, total in moments.items()
+        }
     )
     known = {name: about for view in views for name, about in view.items()}
     for name, (width_a, width_b, parts, device) in known.items():
@@ -202,11 +205,11 @@ def sum_moments(moments: dict[str, Moments]) -> None:
             where = parallel.device(device.partition(":")[0])
             moments[name] = Moments.zeros(width_a, width_b, parts=parts, name=name, device=where)
     ordered = [moments[name] for name in known]
-    numbers = torch.tensor([[one.count, float(not one.exact)] for one in ordered], dtype=torch.float64)
-    parallel.add_up([numbers, *(tensor for one in ordered for tensor in one.tensors())])
-    for one, (count, inexact) in zip(ordered, numbers.tolist(), strict=True):
-        one.count, one.exact = count, not inexact
-    seen = parallel.gather([one.marks for one in ordered])
-    for one, marks in zip(ordered, zip(*seen, strict=True), strict=True):
+    numbers = torch.tensor([[total.count, float(not total.exact)] for total in ordered], dtype=torch.float64)
+    parallel.add_up([numbers, *(tensor for total in ordered for tensor in total.tensors())])
+    for total, (count, inexact) in zip(ordered, numbers.tolist(), strict=True):
+        total.count, total.exact = count, not inexact
+    seen = parallel.gather([total.marks for total in ordered])
+    for total, marks in zip(ordered, zip(*seen, strict=True), strict=True):
         present = [part for part in marks if part is not None]
-        one.marks = torch.cat(present)[:COMPARED_ROWS] if present else None
+        total.marks = torch.cat(present)[:COMPARED_ROWS] if present else None

@@ -76,29 +76,29 @@ class CollectedMoments:
         entry = self.entries.get((_name(pair), side))
         if entry is None:
             reason = next(
-                (one.reason for one in self.skipped if (one.pair, one.side) == (_name(pair), side)), None
+                (skip.reason for skip in self.skipped if (skip.pair, skip.side) == (_name(pair), side)), None
             )
             raise MatchError(
                 f"its {side} was not collected" + (f": it {reason}" if reason else ""),
                 where=_name(pair),
                 fix="collect this pair and side",
             )
-        made: Moments | None = None
+        total: Moments | None = None
         for (name, weight), aa in zip(entry.moments, entry.aa, strict=True):
-            one = self.kept[name]
+            moments = self.kept[name]
             sides = (
                 None if aa is None else self.kept[aa].part("aa"),
                 None if entry.bb is None else self.kept[entry.bb].part("bb"),
             )
-            where = one.sum_a.device  # a source's own part may lie where its layer does
-            one = one.with_sides(*(None if side is None else side.to(where) for side in sides))
+            where = moments.sum_a.device  # a source's own part may lie where its layer does
+            moments = moments.with_sides(*(None if side is None else side.to(where) for side in sides))
             if normalise:
-                weight /= max(float(one.part("ab").norm()), 1e-300)
+                weight /= max(float(moments.part("ab").norm()), 1e-300)
             if len(entry.moments) > 1 or normalise:
-                one = one.scaled(weight)
-            made = one if made is None else made.__iadd__(one)
-        assert made is not None
-        return made
+                moments = moments.scaled(weight)
+            total = moments if total is None else total.__iadd__(moments)
+        assert total is not None
+        return total
 
     def shared(self) -> dict[Entry, list[tuple[str, Side]]]:
         """Return every distinct entry with the sides that share it: a map is fitted once for each."""
@@ -149,10 +149,10 @@ class CollectedMoments:
             "inputs": self.inputs,
             "about": dict(self.about),
             "pairs": [asdict(pair) for pair in self.matching.pairs],
-            "unmatched": [asdict(one) for one in self.matching.unmatched],
+            "unmatched": [asdict(left) for left in self.matching.unmatched],
             "depths": dict(self.matching.depths),
             "entries": entries,
-            "skipped": [asdict(one) for one in self.skipped],
+            "skipped": [asdict(skip) for skip in self.skipped],
         }
         (place / "collected.json").write_text(json.dumps(described), encoding="utf-8")
 
@@ -161,24 +161,25 @@ class CollectedMoments:
         """Read what `save` wrote."""
         place = Path(folder)
         try:
-            found = json.loads((place / "collected.json").read_text(encoding="utf-8"))
-            if found["format"] != FORMAT or found["version"] > VERSION:
+            described = json.loads((place / "collected.json").read_text(encoding="utf-8"))
+            if described["format"] != FORMAT or described["version"] > VERSION:
                 raise ValueError("another format or a newer version")
             matching = Matching(
-                tuple(_pair(one) for one in found["pairs"]),
+                tuple(_pair(pair) for pair in described["pairs"]),
                 tuple(
-                    Unmatched(one["side"], _site(one["site"]), one["reason"]) for one in found["unmatched"]
+                    Unmatched(left["side"], _site(left["site"]), left["reason"])
+                    for left in described["unmatched"]
                 ),
-                {stack: (depths[0], depths[1]) for stack, depths in found["depths"].items()},
+                {stack: (depths[0], depths[1]) for stack, depths in described["depths"].items()},
             )
-            entries = {(name, side): _entry(entry) for name, side, entry in found["entries"]}
-            skipped = tuple(Skipped(**one) for one in found["skipped"])
+            entries = {(name, side): _entry(entry) for name, side, entry in described["entries"]}
+            skipped = tuple(Skipped(**skip) for skip in described["skipped"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"does not hold collected Moments ({error})", where=str(folder), fix="collect them again"
             ) from error
         kept = load_moments(place / "moments.safetensors")
-        return cls(matching, kept, entries, skipped, found["inputs"], found["about"])
+        return cls(matching, kept, entries, skipped, described["inputs"], described["about"])
 
 
 def _name(pair: str | SitePair) -> str:

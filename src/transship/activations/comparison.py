@@ -145,22 +145,22 @@ def compare(
     first, stream = read_first(inputs)
     options = StepOptions(align=align, tokens_per_input=tokens_per_input, seed=seed)
     layers = [_Layers(*models, pair) for pair in _stack_pairs(matching)]
-    extra = [pair for one in layers for pair in one.pairs()]
+    extra = [pair for stack in layers for pair in stack.pairs()]
     plan = Plan(*models, matching, options, first, kinds=KINDS, widest=widest, extra=extra)
     kept = MomentKeeper(plan, ("ab",))
-    for one in layers:
-        one.prepare(plan)
+    for stack in layers:
+        stack.prepare(plan)
 
     def step(items: Numbered) -> None:
         rows = plan.stepper.step(items, kept.buffers)
-        for one in layers:
-            one.update(rows)
+        for stack in layers:
+            stack.update(rows)
 
     batches = Batches(stream, batch_size, models[1].length)
     unit = unit_size(inputs, batch_size, tokens_per_input)
     count = run_shared(batches, step, kept, unit=unit, progress=progress)
-    for one in layers:
-        one.add_up()
+    for stack in layers:
+        stack.add_up()
     residuals = _residuals(plan, kept, matching)
     asked = {
         "tokens_per_input": tokens_per_input,
@@ -172,10 +172,10 @@ def compare(
     return Comparison(
         models[0].name,
         models[1].name,
-        tuple(one.result() for one in layers),
-        tuple(one for one in residuals if one.kind == "block"),
-        tuple(one for one in residuals if one.kind != "block"),
-        tuple((one.side, one.site.name, one.reason) for one in matching.unmatched),
+        tuple(stack.result() for stack in layers),
+        tuple(residual for residual in residuals if residual.kind == "block"),
+        tuple(residual for residual in residuals if residual.kind != "block"),
+        tuple((left.side, left.site.name, left.reason) for left in matching.unmatched),
         count,
         int(max(moments.count for moments in kept.moments.values())),
         time.perf_counter() - started,
@@ -265,7 +265,7 @@ def _stack_pairs(matching: Matching) -> list[tuple[str, str]]:
 def _residuals(plan: Plan, kept: MomentKeeper, matching: Matching) -> list[Residual]:
     """Return the residual of every collected side; sides that share a tensor share the factorisation."""
     known: dict[str, float] = {}
-    found = []
+    residuals = []
     entries = plan.entries(kept)
     for pair in matching.pairs:
         for side in SIDES:
@@ -275,7 +275,7 @@ def _residuals(plan: Plan, kept: MomentKeeper, matching: Matching) -> list[Resid
             moments = kept.moments[entry.moments[0][0]]
             if moments.name not in known:
                 known[moments.name] = _agreement(moments)
-            found.append(
+            residuals.append(
                 Residual(
                     pair.name,
                     tuple((site.name, weight) for site, weight in pair.sources),
@@ -289,7 +289,7 @@ def _residuals(plan: Plan, kept: MomentKeeper, matching: Matching) -> list[Resid
                     1.0 - known[moments.name] ** 2,
                 )
             )
-    return found
+    return residuals
 
 
 def _agreement(moments: Moments) -> float:

@@ -105,7 +105,7 @@ STACK_PARTNERS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Fusion:
+class FusedWeight:
     """How one stored weight holds several linear maps along its output axis.
 
     The axis is `groups` runs of equal length; in each run the parts lie one after another. `[q; k; v]` is one
@@ -138,30 +138,30 @@ _STACKED = (
     ("attention.value", "kv_heads*head"),
 )
 
-FUSIONS: tuple[Fusion, ...] = (
-    Fusion(r"query_key_value$", _HEADWISE, "heads", ("gpt_neox", "gpt_neox_japanese", "bloom")),
-    Fusion(
+FUSIONS: tuple[FusedWeight, ...] = (
+    FusedWeight(r"query_key_value$", _HEADWISE, "heads", ("gpt_neox", "gpt_neox_japanese", "bloom")),
+    FusedWeight(
         r"query_key_value$",
         (("attention.query", "heads_per_kv*head"), ("attention.key", "head"), ("attention.value", "head")),
         "kv_heads",
         ("falcon",),
         (("new_decoder_architecture", True),),
     ),
-    Fusion(
+    FusedWeight(
         r"query_key_value$",
         (("attention.query", "heads*head"), ("attention.key", "head"), ("attention.value", "head")),
         "one",
         ("falcon",),
         (("new_decoder_architecture", False), ("multi_query", True)),
     ),
-    Fusion(r"query_key_value$", _HEADWISE, "heads", ("falcon",)),
-    Fusion(r"(^|\.)c_attn$", _STACKED, "one", ("gpt_bigcode",), (("multi_query", True),)),
-    Fusion(r"(^|\.)c_attn$", _THIRDS),
-    Fusion(r"(^|\.)(qkv_proj|query_key_value)$", _STACKED),
-    Fusion(r"(^|\.)(qkv|Wqkv|in_proj|att_proj)$", _THIRDS),
-    Fusion(r"(^|\.)(gate_up_proj|dense_gate_up)$", (("mlp.gate", "rest"), ("mlp.in", "rest"))),
+    FusedWeight(r"query_key_value$", _HEADWISE, "heads", ("falcon",)),
+    FusedWeight(r"(^|\.)c_attn$", _STACKED, "one", ("gpt_bigcode",), (("multi_query", True),)),
+    FusedWeight(r"(^|\.)c_attn$", _THIRDS),
+    FusedWeight(r"(^|\.)(qkv_proj|query_key_value)$", _STACKED),
+    FusedWeight(r"(^|\.)(qkv|Wqkv|in_proj|att_proj)$", _THIRDS),
+    FusedWeight(r"(^|\.)(gate_up_proj|dense_gate_up)$", (("mlp.gate", "rest"), ("mlp.in", "rest"))),
     # ModernBERT: the activation is taken of the first half, which makes it the gate
-    Fusion(r"(^|\.)mlp\.Wi$", (("mlp.gate", "rest"), ("mlp.in", "rest"))),
+    FusedWeight(r"(^|\.)mlp\.Wi$", (("mlp.gate", "rest"), ("mlp.in", "rest"))),
 )
 
 # Config fields by their several names.

@@ -58,11 +58,11 @@ class _Finder:
 
     def sites(self) -> list[Site]:
         """Return all sites, in the tree's order, the residual streams last."""
-        found: list[Site] = []
+        sites: list[Site] = []
         for leaf in self.leaves:
-            found.extend(self._sites_of(leaf))
-        found.extend(self._block_sites(found))
-        return _distinct(found)
+            sites.extend(self._sites_of(leaf))
+        sites.extend(self._block_sites(sites))
+        return _distinct(sites)
 
     def _find_blocks(self) -> dict[str, tuple[str, int]]:
         contents: dict[str, set[str]] = defaultdict(set)
@@ -70,18 +70,18 @@ class _Finder:
             for prefix in _numbered_prefixes(leaf.path):
                 relative = leaf.path[len(prefix) + 1 :]
                 contents[prefix].add(_role(relative, leaf, None).split(".")[0])
-        found = [prefix for prefix in self.modules if {"attention", "mlp"} <= contents.get(prefix, set())]
-        innermost = [path for path in found if not any(other.startswith(path + ".") for other in found)]
+        blocks = [prefix for prefix in self.modules if {"attention", "mlp"} <= contents.get(prefix, set())]
+        innermost = [path for path in blocks if not any(other.startswith(path + ".") for other in blocks)]
         return _number(innermost or self._equal_elements())
 
     def _equal_elements(self) -> list[str]:
         """Elements of lists of one class with children: what a block is where no attention is recognised."""
-        found: list[str] = []
+        paths: list[str] = []
         for path, module in self.modules.items():
             elements = list(module.children()) if isinstance(module, nn.ModuleList) else []
             if len({type(element) for element in elements}) == 1 and any(elements[0].children()):
-                found.extend(f"{path}.{index}".lstrip(".") for index in range(len(elements)))
-        return [path for path in found if not any(path.startswith(other + ".") for other in found)]
+                paths.extend(f"{path}.{index}".lstrip(".") for index in range(len(elements)))
+        return [path for path in paths if not any(path.startswith(other + ".") for other in paths)]
 
     def _name_stacks(self) -> dict[str, str]:
         groups = list(dict.fromkeys(group for group, _ in self.blocks.values()))
@@ -180,7 +180,7 @@ class _Finder:
                 functional=True,
             )
 
-    def _fusion(self, relative: str) -> families.Fusion | None:
+    def _fusion(self, relative: str) -> families.FusedWeight | None:
         kind = getattr(self.config, "model_type", "")
         for fusion in families.FUSIONS:
             fits = not fusion.model_types or kind in fusion.model_types
@@ -189,7 +189,7 @@ class _Finder:
                 return fusion
         return None
 
-    def _parts(self, fusion: families.Fusion, total: int) -> list[tuple[str, Part]] | None:
+    def _parts(self, fusion: families.FusedWeight, total: int) -> list[tuple[str, Part]] | None:
         """Return the parts of a fused output of `total` rows, or None where the counts do not add up."""
         groups = self._count(fusion.groups) or 1
         period = total // groups

@@ -58,7 +58,7 @@ class FunctionalModel:
     @cached_property
     def matrices(self) -> dict[str, str]:
         """Weight of a linear map → path of its module; head and projections included, embeddings not."""
-        found = {}
+        paths = {}
         for path, module in self.module.named_modules():
             weight = getattr(module, "weight", None)
             if (
@@ -66,8 +66,8 @@ class FunctionalModel:
                 and weight.ndim == 2
                 and not isinstance(module, nn.Embedding | nn.EmbeddingBag)
             ):
-                found[f"{path}.weight" if path else "weight"] = path
-        return {name: path for name, path in found.items() if name in self.parameters}
+                paths[f"{path}.weight" if path else "weight"] = path
+        return {name: path for name, path in paths.items() if name in self.parameters}
 
     def __call__(self, parameters: Mapping[str, Tensor], batch: Any) -> Reading:
         """Return features and outputs with `parameters` in place of the model's own; others stay.
@@ -81,8 +81,8 @@ class FunctionalModel:
         }
         # made anew: a runner that stayed would hold this object and be held by it, and outlive its use
         runner = _Runner(self.module, self._read)
-        made: Reading = torch.func.functional_call(runner, named, (batch,))
-        return made
+        reading: Reading = torch.func.functional_call(runner, named, (batch,))
+        return reading
 
     def _read(self, batch: Any) -> Reading:
         if self.features is not None:

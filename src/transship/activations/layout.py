@@ -83,10 +83,10 @@ class RowOperator:
             if out is not None and out.dtype == flat.dtype:
                 return torch.index_select(flat, 0, self.indices, out=out)
             return flat.index_select(0, self.indices)
-        made = functional.embedding_bag(
+        mixed = functional.embedding_bag(
             self.indices, flat, self.starts, mode="sum", per_sample_weights=self.weights.to(flat.dtype)
         )
-        return self._filled(made, out)
+        return self._filled(mixed, out)
 
     @staticmethod
     def _filled(made: Tensor, out: Tensor | None) -> Tensor:
@@ -103,8 +103,8 @@ class RowOperator:
             matrix[torch.arange(self.rows), self.indices.cpu()] = 1.0
             return matrix
         counts = torch.diff(torch.cat([self.starts.cpu(), torch.tensor([len(self.indices)])]))
-        made = torch.repeat_interleave(torch.arange(self.rows), counts)
-        return matrix.index_put_((made, self.indices.cpu()), self.weights.cpu().double(), accumulate=True)
+        rows = torch.repeat_interleave(torch.arange(self.rows), counts)
+        return matrix.index_put_((rows, self.indices.cpu()), self.weights.cpu().double(), accumulate=True)
 
     def to(self, device: torch.device) -> "RowOperator":
         """Return the operator with its tensors on `device`."""

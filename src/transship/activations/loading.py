@@ -66,7 +66,7 @@ MOST_TOKENS = 512  # where neither the tokenizer nor the model says how long an 
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class OpenedModel:
     """What a folder gave."""
 
     model: nn.Module
@@ -81,7 +81,7 @@ class Opened:
 
 def open_model(
     folder: str, name: str, *, dtype: Any, head: bool, trust_remote_code: bool, device_map: Any = None
-) -> Opened:
+) -> OpenedModel:
     """Build the module that `folder` describes; see `load_model`."""
     import transformers
 
@@ -96,7 +96,7 @@ def open_model(
     tokenizer, processor = preprocessors(path, options)
     most = _max_length(config, tokenizer, local)
     device = None if device_map is None else _entrance(model)
-    return Opened(model, config, tokenizer, processor, local, unused, most, device)
+    return OpenedModel(model, config, tokenizer, processor, local, unused, most, device)
 
 
 def _placement(device_map: Any) -> dict[str, Any]:
@@ -262,8 +262,8 @@ def _max_length(config: Any, tokenizer: Any, folder: Path | None) -> int:
     file = folder / "sentence_bert_config.json" if folder is not None else None
     if file is not None and file.is_file():
         limits.append(json.loads(file.read_text(encoding="utf-8")).get("max_seq_length"))
-    found = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**6]
-    return min(found, default=MOST_TOKENS)
+    stated = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**6]
+    return min(stated, default=MOST_TOKENS)
 
 
 def _dtype(dtype: Any) -> Any:
@@ -271,12 +271,12 @@ def _dtype(dtype: Any) -> Any:
         return torch.float32
     if dtype == "auto" or isinstance(dtype, torch.dtype):
         return dtype
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype):
+    named = getattr(torch, str(dtype), None)
+    if not isinstance(named, torch.dtype):
         raise OptionError(
             f"'{dtype}' is no dtype", where="dtype", fix="choose float32, bfloat16, float16 or auto"
         )
-    return found
+    return named
 
 
 def values_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -115,9 +115,9 @@ def match_sites(
             continue
         counts = blocks_a.get(stack, 0), blocks_b.get(site.stack, 0)
         wanted = [(None, 1.0)] if site.block is None else block_weights(site.block, *counts, depth=depth)
-        found = [(index.get((stack, block, site.role)), weight) for block, weight in wanted]
-        sources = tuple((partner, weight) for partner, weight in found if partner is not None)
-        if sources and len(sources) == len(found):
+        candidates = [(index.get((stack, block, site.role)), weight) for block, weight in wanted]
+        sources = tuple((partner, weight) for partner, weight in candidates if partner is not None)
+        if sources and len(sources) == len(candidates):
             pairs.append(SitePair(site, sources))
         else:
             unmatched.append(Unmatched("target", site, _reason(site, stack, sites_a, counts, "source")))

@@ -112,7 +112,7 @@ class LoadedModel:
             return self._as_batch(self.custom(inputs), len(inputs))
         first = inputs[0]
         if is_text_pair(first):
-            return self._texts([one for one, _ in inputs], [other for _, other in inputs])
+            return self._texts([left for left, _ in inputs], [other for _, other in inputs])
         if isinstance(first, tuple | list) and len(first) == 2 and isinstance(first[1], str):
             pictures = self._images([image for image, _ in inputs])
             words = self._texts([text for _, text in inputs])
@@ -196,11 +196,11 @@ class LoadedModel:
         ids = inputs["input_ids"]
         shifted = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
         assert layout.mask is not None
-        one = np.ones((layout.size, 1), dtype=bool)
+        first = np.ones((layout.size, 1), dtype=bool)
         mask = layout.mask
         special = layout.special
         if special is not None:
-            special = np.concatenate([one, special[:, :-1]], 1)
+            special = np.concatenate([first, special[:, :-1]], 1)
         offsets = layout.offsets
         if offsets is not None:
             offsets = np.concatenate([np.zeros_like(offsets[:, :1]), offsets[:, :-1]], 1)
@@ -263,10 +263,10 @@ class LoadedModel:
             return torch.from_numpy(np.stack(ready)).float()
         if self.image_processor is not None:
             with quiet():
-                made = self.image_processor(
+                processed = self.image_processor(
                     [with_channels(image, channels) for image in images], return_tensors="np"
                 )
-            return torch.from_numpy(np.asarray(made["pixel_values"]))
+            return torch.from_numpy(np.asarray(processed["pixel_values"]))
         size = image_size(self.config)
         assert size is not None
         return torch.stack([plain_pixels(image, channels, size) for image in images])
@@ -339,7 +339,7 @@ def load_model(
 
 def is_text_pair(item: Any) -> bool:
     """Return whether a raw input is two texts that are read together."""
-    return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(one, str) for one in item)
+    return isinstance(item, tuple | list) and len(item) == 2 and all(isinstance(text, str) for text in item)
 
 
 def _one_after_the_other(offsets: np.ndarray, encoded: Any, texts: Sequence[str]) -> np.ndarray:
@@ -376,5 +376,5 @@ def _parameter_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]
 
 def parameter_names(model: LoadedModel, checkpoint: Checkpoint) -> dict[str, str]:
     """Return parameter of the module → independent tensor of its checkpoint."""
-    found = _parameter_names(model.model, checkpoint)
-    return {name: checkpoint.tied.get(other, other) for name, other in found.items()}
+    names = _parameter_names(model.model, checkpoint)
+    return {name: checkpoint.tied.get(other, other) for name, other in names.items()}

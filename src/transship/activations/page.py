@@ -43,7 +43,7 @@ def comparison_summary(comparison: Comparison) -> str:
     text = f"Over the same {comparison.inputs:,} inputs ({comparison.rows:,} tokens), "
     if last:
         text += f"the last layers agree with a CKA of {last[0]:.2f} (1 is a rotated copy, 0 unrelated). "
-    residuals = [one.residual for one in comparison.layers]
+    residuals = [layer.residual for layer in comparison.layers]
     if residuals:
         text += (
             f"The best rotation leaves {statistics.median(residuals):.0%} of a layer's variance unexplained."
@@ -60,17 +60,17 @@ def best_partners(stack: StackComparison) -> list[tuple[str, str, float]]:
 
 
 def _key_figures(comparison: Comparison) -> KeyFigures:
-    found = [KeyFigure("inputs", comparison.inputs, f"{comparison.rows:,} tokens counted")]
+    key_figures = [KeyFigure("inputs", comparison.inputs, f"{comparison.rows:,} tokens counted")]
     for stack in comparison.stacks:
         label = f"CKA of the last layers{_of(stack)}"
-        found.append(KeyFigure(label, round(stack.cka[-1][-1], 3), "1 is a rotated copy, 0 unrelated"))
+        key_figures.append(KeyFigure(label, round(stack.cka[-1][-1], 3), "1 is a rotated copy, 0 unrelated"))
     if comparison.layers:
-        median = statistics.median(one.residual for one in comparison.layers)
-        found.append(
+        median = statistics.median(layer.residual for layer in comparison.layers)
+        key_figures.append(
             KeyFigure("residual of a layer", f"{median:.0%}", "median after the best rotation and scale")
         )
-    found.append(KeyFigure("matched sites", len({one.name for one in comparison.sites})))
-    return KeyFigures(found)
+    key_figures.append(KeyFigure("matched sites", len({site.name for site in comparison.sites})))
+    return KeyFigures(key_figures)
 
 
 def _stack_section(comparison: Comparison, stack: StackComparison) -> Section:
@@ -116,8 +116,14 @@ def _residual_section(comparison: Comparison) -> Section:
             )
         )
     rows = [
-        [one.name, one.side, f"{one.widths[0]} → {one.widths[1]}", one.residual, one.agreement]
-        for one in [*comparison.layers, *comparison.sites]
+        [
+            residual.name,
+            residual.side,
+            f"{residual.widths[0]} → {residual.widths[1]}",
+            residual.residual,
+            residual.agreement,
+        ]
+        for residual in [*comparison.layers, *comparison.sites]
     ]
     columns: list[str | Column] = [
         Column("site", code=True),
@@ -132,11 +138,11 @@ def _residual_section(comparison: Comparison) -> Section:
 
 def _by_role(residuals: Sequence[Residual]) -> dict[str, dict[int, float]]:
     """Return role → block → residual of the outputs."""
-    found: dict[str, dict[int, float]] = defaultdict(dict)
-    for one in residuals:
-        if one.side == "output" and one.block is not None:
-            found[one.role][one.block] = one.residual
-    return dict(found)
+    by_role: dict[str, dict[int, float]] = defaultdict(dict)
+    for residual in residuals:
+        if residual.side == "output" and residual.block is not None:
+            by_role[residual.role][residual.block] = residual.residual
+    return dict(by_role)
 
 
 def _of(stack: StackComparison) -> str:

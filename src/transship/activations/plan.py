@@ -216,16 +216,16 @@ class MomentKeeper:
                     self.moments[name].update(left, right)
 
     def _blended(self, group: _Group) -> Float[Tensor, "rows width"]:
-        made = []
+        sources = []
         for stream, part, lane, _ in group.sources:
             there = self.buffers.rows(0, (stream.tap, lane))
             assert there is not None, group.name
-            made.append(_columns(there, part))
-        if len(made) == 1:
-            return made[0]
-        blended = made[0] * group.sources[0][3]
-        for one, (*_, weight) in zip(made[1:], group.sources[1:], strict=True):
-            blended.add_(one.to(blended.device), alpha=weight)
+            sources.append(_columns(there, part))
+        if len(sources) == 1:
+            return sources[0]
+        blended = sources[0] * group.sources[0][3]
+        for rows, (*_, weight) in zip(sources[1:], group.sources[1:], strict=True):
+            blended.add_(rows.to(blended.device), alpha=weight)
         return blended
 
 

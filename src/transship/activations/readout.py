@@ -56,8 +56,8 @@ class Readout:
     @cached_property
     def head(self) -> Site | None:
         """The Linear that makes the outputs, or None for a bare model."""
-        found = [site for site in self.loaded.sites if site.role == "head" and site.kind == "linear"]
-        return found[-1] if found else None
+        heads = [site for site in self.loaded.sites if site.role == "head" and site.kind == "linear"]
+        return heads[-1] if heads else None
 
     @cached_property
     def task(self) -> Task:
@@ -100,10 +100,12 @@ class Readout:
         caught: list[Tensor] = []
         taps = [] if self.head is None else [Tap(self.head.path, "input")]
         with watching(self.loaded.model, taps, lambda tap, tensor: caught.append(tensor)):
-            made = self.loaded.run(batch)
+            answer = self.loaded.run(batch)
         if self.head is None:
-            return Reading(self._pooled(made, batch), None)
-        outputs = made if isinstance(made, Tensor) else made["logits"] if "logits" in made else made[0]
+            return Reading(self._pooled(answer, batch), None)
+        outputs = (
+            answer if isinstance(answer, Tensor) else answer["logits"] if "logits" in answer else answer[0]
+        )
         features = caught[-1]
         if self.task in ("tokens", "language"):
             length = outputs.shape[1]
@@ -261,15 +263,15 @@ def iter_features(
     stream = iter(inputs)
     while items := list(islice(stream, WINDOW)):
         order = sorted(range(len(items)), key=lambda index: -loaded.length(items[index]))
-        made: Any = None
+        window: Any = None
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             rows = _pooled(loaded, loaded.preprocess([items[place] for place in places]), pooling)
             rows = functional.normalize(rows, dim=1) if normalise else rows
-            if made is None:
-                made = np.empty((len(items), rows.shape[1]), dtype=np.float32)
-            made[places] = rows.float().cpu().numpy()
-        yield made
+            if window is None:
+                window = np.empty((len(items), rows.shape[1]), dtype=np.float32)
+            window[places] = rows.float().cpu().numpy()
+        yield window
 
 
 def sentence_encoder_settings(folder: Path | None) -> tuple[Pooling | None, bool]:
@@ -282,17 +284,19 @@ def sentence_encoder_settings(folder: Path | None) -> tuple[Pooling | None, bool
         if not module.get("type", "").endswith(".Pooling"):
             continue
         file = folder / module.get("path", "") / "config.json"
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         names: dict[str, Pooling] = {
             "pooling_mode_cls_token": "cls",
             "pooling_mode_mean_tokens": "mean",
             "pooling_mode_max_tokens": "max",
             "pooling_mode_lasttoken": "last",
         }
-        asked = [short for name, short in names.items() if found.get(name)]
+        asked = [short for name, short in names.items() if settings.get(name)]
         if len(asked) == 1:
             return asked[0], normalise
-        if asked or any(value is True and name.startswith("pooling_mode") for name, value in found.items()):
+        if asked or any(
+            value is True and name.startswith("pooling_mode") for name, value in settings.items()
+        ):
             raise OptionError(
                 "the model joins several poolings",
                 where=str(file),
@@ -346,32 +350,32 @@ def _final_states(loaded: LoadedModel, batch: Batch) -> tuple[Tensor, str]:
     """Return the last hidden states (or one vector per input) and the stack that they are of."""
     if loaded.encoder_decoder and "input_ids" in batch.inputs:
         encoder = loaded.model.get_encoder()  # type: ignore[operator]
-        made = encoder(input_ids=batch.inputs["input_ids"], attention_mask=batch.inputs["attention_mask"])
-        return made.last_hidden_state, "encoder"
+        outputs = encoder(input_ids=batch.inputs["input_ids"], attention_mask=batch.inputs["attention_mask"])
+        return outputs.last_hidden_state, "encoder"
     base = getattr(loaded.model, getattr(loaded.model, "base_model_prefix", "") or "-", None)
     runner = loaded
     if isinstance(base, nn.Module):
         runner = LoadedModel(loaded.name, base, loaded.config, device=loaded.device)
-    made = runner.run(batch)
+    outputs = runner.run(batch)
     stack = next(iter(batch.layouts), "")
     towers = hasattr(loaded.model, "get_text_features") and hasattr(loaded.model, "get_image_features")
-    if towers and not isinstance(made, Tensor):
+    if towers and not isinstance(outputs, Tensor):
         if len(batch.layouts) > 1:
             raise DataError(
                 "an input of two towers has two features",
                 where=loaded.name,
                 fix="give texts or images, one at a time",
             )
-        return made.pooler_output, stack
-    if isinstance(made, Tensor):
-        return made, stack
-    found = getattr(made, "last_hidden_state", None)
-    if found is None:
-        found = made[0] if isinstance(made, tuple) else getattr(made, "logits", None)
-    if not isinstance(found, Tensor):
+        return outputs.pooler_output, stack
+    if isinstance(outputs, Tensor):
+        return outputs, stack
+    states = getattr(outputs, "last_hidden_state", None)
+    if states is None:
+        states = outputs[0] if isinstance(outputs, tuple) else getattr(outputs, "logits", None)
+    if not isinstance(states, Tensor):
         raise DataError(
-            f"the model returned a {type(made).__name__} without hidden states",
+            f"the model returned a {type(outputs).__name__} without hidden states",
             where=loaded.name,
             fix="load it without its head",
         )
-    return found, stack
+    return states, stack

@@ -30,18 +30,18 @@ class Tap:
 
 
 @dataclass(frozen=True)
-class View:
+class SiteView:
     """A tap and, where the tensor is the output of a fused map, which of its columns."""
 
     tap: Tap
     part: Part | None = None
 
 
-def view_of(site: Site, side: Side) -> View:
+def view_of(site: Site, side: Side) -> SiteView:
     """Return where a site's input or output is seen."""
     if site.functional:
-        return View(Tap(site.path, f"{site.role.rsplit('.', 1)[-1]}.{side}"))
-    return View(Tap(site.path, side), site.part if side == "output" else None)
+        return SiteView(Tap(site.path, f"{site.role.rsplit('.', 1)[-1]}.{side}"))
+    return SiteView(Tap(site.path, side), site.part if side == "output" else None)
 
 
 def sides_of(site: Site) -> tuple[Side, ...]:
@@ -94,22 +94,22 @@ def watching(model: nn.Module, taps: Collection[Tap], watcher: Watcher) -> Itera
 
 def _before(tap: Tap, watcher: Watcher) -> Callable[..., None]:
     def hook(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found = next((value for value in positional if isinstance(value, Tensor)), None)
-        if found is None:
-            found = named.get("hidden_states")
-        if found is None:
-            found = next((value for value in named.values() if isinstance(value, Tensor)), None)
-        if found is not None:
-            watcher(tap, found)
+        tensor = next((value for value in positional if isinstance(value, Tensor)), None)
+        if tensor is None:
+            tensor = named.get("hidden_states")
+        if tensor is None:
+            tensor = next((value for value in named.values() if isinstance(value, Tensor)), None)
+        if tensor is not None:
+            watcher(tap, tensor)
 
     return hook
 
 
 def _after(tap: Tap, watcher: Watcher) -> Callable[..., None]:
     def hook(module: nn.Module, positional: tuple[Any, ...], made: Any) -> None:
-        found = made if isinstance(made, Tensor) else _first_tensor(made)
-        if found is not None:
-            watcher(tap, found)
+        tensor = made if isinstance(made, Tensor) else _first_tensor(made)
+        if tensor is not None:
+            watcher(tap, tensor)
 
     return hook
 
@@ -156,9 +156,11 @@ def _unfolded(
         ]
         projected = []
         for name, tensor, (weight, bias) in zip(_PROJECTIONS, inputs, _projections(module), strict=True):
-            made = show(f"{name}.output", functional.linear(show(f"{name}.input", tensor), weight, bias))
-            made = made if module.batch_first else made.transpose(0, 1)
-            projected.append(made.reshape(*made.shape[:2], module.num_heads, module.head_dim).transpose(1, 2))
+            output = show(f"{name}.output", functional.linear(show(f"{name}.input", tensor), weight, bias))
+            output = output if module.batch_first else output.transpose(0, 1)
+            projected.append(
+                output.reshape(*output.shape[:2], module.num_heads, module.head_dim).transpose(1, 2)
+            )
         bias_mask = _additive_mask(attn_mask, key_padding_mask, projected[0])
         weights = None
         if need_weights:
@@ -172,11 +174,11 @@ def _unfolded(
                 projected[0], projected[1], projected[2], attn_mask=bias_mask, dropout_p=dropout
             )
         joined = mixed.transpose(1, 2).flatten(2)
-        made = module.out_proj(joined if module.batch_first else joined.transpose(0, 1).contiguous())
+        output = module.out_proj(joined if module.batch_first else joined.transpose(0, 1).contiguous())
         if single:
-            made = made.squeeze(0 if module.batch_first else 1)
+            output = output.squeeze(0 if module.batch_first else 1)
             weights = None if weights is None else weights.squeeze(0)
-        return made, weights
+        return output, weights
 
     return forward
 
@@ -199,11 +201,11 @@ def _additive_mask(attn_mask: Tensor | None, padding: Tensor | None, like: Tenso
             return mask.to(like.dtype)
         return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, float("-inf"))
 
-    made = None
+    mask = None
     if attn_mask is not None:
-        made = summand(attn_mask)
-        made = made.reshape(*like.shape[:2], *made.shape[1:]) if made.dim() == 3 else made
+        mask = summand(attn_mask)
+        mask = mask.reshape(*like.shape[:2], *mask.shape[1:]) if mask.dim() == 3 else mask
     if padding is not None:
         hidden = summand(padding)[:, None, None, :] if padding.dim() == 2 else summand(padding)
-        made = hidden if made is None else made + hidden
-    return made
+        mask = hidden if mask is None else mask + hidden
+    return mask

@@ -99,14 +99,14 @@ def read_weight(site: Site, weight: Weight) -> Weight:
     stored: Any = weight
     if stored.ndim > 2:
         stored = stored.reshape(stored.shape[0], -1)
-    found: Weight = _take(site.part, stored.T if site.transposed else stored)
-    return found
+    own: Weight = _take(site.part, stored.T if site.transposed else stored)
+    return own
 
 
 def read_bias(site: Site, bias: Weight) -> Weight:
     """Return the site's part of a stored bias, or of any vector along the output axis."""
-    found: Weight = _take(site.part, bias)
-    return found
+    own: Weight = _take(site.part, bias)
+    return own
 
 
 def write_weight(site: Site, weight: Weight, value: Weight) -> None:

@@ -69,24 +69,24 @@ class SavedState:
 
     def resume(self) -> None:
         """Read the states that are there, each in one of the processes that see it."""
-        views = parallel.gather({one.name: one for one in self._found()})
+        views = parallel.gather({saved.name: saved for saved in self._found()})
         wanted = json.loads(json.dumps(self.about))
-        every = {name: one for view in views for name, one in view.items()}
-        for one in every.values():
-            if one.about != wanted:
+        every = {name: saved for view in views for name, saved in view.items()}
+        for saved in every.values():
+            if saved.about != wanted:
                 raise OptionError(
                     "the folder holds the state of another collection",
                     where=str(self.folder),
                     fix="choose another folder, or the same models and options",
                 )
         # a kill between a state and the removal of the one before it leaves both: the larger one counts
-        for turn, one in enumerate(sorted(every.values(), key=lambda one: (-len(one.units), one.name))):
-            if self.covered.keys() & one.units.keys():
+        for turn, saved in enumerate(sorted(every.values(), key=lambda one: (-len(one.units), one.name))):
+            if self.covered.keys() & saved.units.keys():
                 continue
-            self.covered |= one.units
-            seers = [rank for rank, view in enumerate(views) if one.name in view]
+            self.covered |= saved.units
+            seers = [rank for rank, view in enumerate(views) if saved.name in view]
             if seers[turn % len(seers)] == parallel.rank():
-                self._take(one)
+                self._take(saved)
 
     def _take(self, one: Found) -> None:
         for name, moments in load_moments(self.folder / one.name / "moments.safetensors").items():
@@ -99,14 +99,14 @@ class SavedState:
         self._places.append(self.folder / one.name)
 
     def _found(self) -> list[Found]:
-        found = []
+        states = []
         for place in sorted(self.folder.glob("state-*")) if self.folder.is_dir() else []:
             # a kill while a replaced state is removed leaves a folder without its description
             if place.suffix != ".part" and (place / "state.json").is_file():
                 read = json.loads((place / "state.json").read_text(encoding="utf-8"))
                 units = {int(unit): digest for unit, digest in read.get("units", {}).items()}
-                found.append(Found(place.name, read["about"], units))
-        return found
+                states.append(Found(place.name, read["about"], units))
+        return states
 
     def add(self, unit: int, digest: str) -> None:
         """Count a unit as done."""
@@ -131,13 +131,13 @@ class SavedState:
         place = self.folder / f"state-{parallel.rank():03d}-{len(self._own):09d}-{os.getpid()}"
         if place.exists():
             return
-        made = place.with_suffix(".part")
-        shutil.rmtree(made, ignore_errors=True)
-        made.mkdir()
-        save_moments(made / "moments.safetensors", self.sums.moments)
+        draft = place.with_suffix(".part")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        save_moments(draft / "moments.safetensors", self.sums.moments)
         described = {"about": self.about, "units": self._own}
-        (made / "state.json").write_text(json.dumps(described), encoding="utf-8")
-        made.rename(place)
+        (draft / "state.json").write_text(json.dumps(described), encoding="utf-8")
+        draft.rename(place)
         for old in (*self._places, *self.folder.glob(f"state-{parallel.rank():03d}-*.part")):
             shutil.rmtree(old, ignore_errors=True)
         self._places = [place]
@@ -151,27 +151,27 @@ def _other_inputs() -> OptionError:
 
 def digest_of(items: Iterable[tuple[int, Any]]) -> str:
     """Return a digest of numbered inputs."""
-    made = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for number, item in items:
-        made.update(str(number).encode() + b"\0" + _bytes(item))
-    return made.hexdigest()
+        digest.update(str(number).encode() + b"\0" + _bytes(item))
+    return digest.hexdigest()
 
 
 def signature(model: nn.Module) -> str:
     """Return a digest of some numbers of every weight: enough to tell a fine-tune from its base."""
-    made = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for name, parameter in values_of(model):
         flat = parameter.detach().reshape(-1)
         some = flat[:: max(1, flat.numel() // 64)][:64].double().cpu()
-        made.update(name.encode() + np.asarray(some).tobytes())
-    return made.hexdigest()
+        digest.update(name.encode() + np.asarray(some).tobytes())
+    return digest.hexdigest()
 
 
 def _bytes(item: Any) -> bytes:
     if isinstance(item, str):
         return item.encode("utf-8", "surrogatepass") + b"\0"
     if isinstance(item, tuple | list):
-        return b"".join(_bytes(one) for one in item)
+        return b"".join(_bytes(part) for part in item)
     if hasattr(item, "tobytes"):
         return bytes(item.tobytes())
     return np.asarray(item).tobytes()

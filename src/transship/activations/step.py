@@ -112,11 +112,11 @@ class Side:
                 self.skipped[tap] = "does not run on these inputs"
                 continue
             tensor, version = caught[tap][0]
-            found = self.flatten(tap, tensor, batch)
-            if found is None or not tensor.dtype.is_floating_point:
+            flattened = self.flatten(tap, tensor, batch)
+            if flattened is None or not tensor.dtype.is_floating_point:
                 self.skipped[tap] = f"a tensor of shape {tuple(tensor.shape)} has no rows per token"
                 continue
-            flat, tokens, _ = found
+            flat, tokens, _ = flattened
             identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), version)
             varies = (tensor.dim() == 3 or tokens > 1) and batch.layout(stack).knows(tokens)
             calls = len(caught[tap])
@@ -221,16 +221,17 @@ class Stepper:
         inputs, numbers = [item for _, item in items], [number for number, _ in items]
         batches = self.source.loaded.preprocess(inputs), self.target.loaded.preprocess(inputs)
         aligned = {lane: self.align(lane, batches, numbers) for lane in dict.fromkeys(self.lanes.values())}
-        rows = {lane: found.source.rows for lane, found in aligned.items()}
+        rows = {lane: alignment.source.rows for lane, alignment in aligned.items()}
         if buffers is not None:
             buffers.make_room(rows)
-        made = []
+        sides = []
         for number, (side, batch) in enumerate(zip((self.source, self.target), batches, strict=True)):
             operators = {
-                lane: found.source if number == 0 else found.target for lane, found in aligned.items()
+                lane: alignment.source if number == 0 else alignment.target
+                for lane, alignment in aligned.items()
             }
-            made.append(self._collect(side, batch, self._plan[number], operators, buffers, number))
-        return StepRows(made[0], made[1], rows, len(items))
+            sides.append(self._collect(side, batch, self._plan[number], operators, buffers, number))
+        return StepRows(sides[0], sides[1], rows, len(items))
 
     def align(self, lane: Lane, batches: tuple[Batch, Batch], numbers: Sequence[int]) -> Alignment:
         """Return which rows of a lane's tensors belong together in a batch of inputs with these numbers."""
@@ -264,14 +265,14 @@ class Stepper:
         moved: dict[tuple[Lane, torch.device], RowOperator] = {}  # layers may be on several devices
 
         def watch(tap: Tap, tensor: Tensor) -> None:
-            found = side.flatten(tap, tensor, batch)
-            if found is None:
+            flattened = side.flatten(tap, tensor, batch)
+            if flattened is None:
                 raise MatchError(
                     f"a tensor of shape {tuple(tensor.shape)} has no rows per token",
                     where=tap.path,
                     fix="leave this site out",
                 )
-            flat, _, places = found
+            flat, _, places = flattened
             for lane in plan[tap]:
                 if (lane, flat.device) not in moved:
                     moved[lane, flat.device] = operators[lane].to(flat.device)
@@ -279,13 +280,13 @@ class Stepper:
                 operator = operator if places is None else operator.through(places.to(flat.device))
                 # rows are copied here and now: a later operation may write into the tensor
                 if buffers is None:
-                    made = operator.apply(flat)
+                    copied = operator.apply(flat)
                 else:
-                    made = buffers.put(number, (tap, lane), operator, flat)
-                rows.setdefault((tap, lane), []).append(made)
+                    copied = buffers.put(number, (tap, lane), operator, flat)
+                rows.setdefault((tap, lane), []).append(copied)
 
         side.run(batch, list(plan), watch)
-        return {key: made[0] if len(made) == 1 else torch.cat(made) for key, made in rows.items()}
+        return {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in rows.items()}
 
 
 class RowBuffers:
@@ -347,9 +348,9 @@ def _windowed_blocks(loaded: LoadedModel) -> dict[str, tuple[nn.Module, str]]:
     if attributes is None:
         return {}
     blocks = {site.path: site.stack for site in loaded.sites if site.kind == "block"}
-    found = {}
+    inside = {}
     for path in dict(loaded.model.named_modules()):
         for block, stack in blocks.items():
             if path.startswith(f"{block}."):
-                found[path] = (loaded.model.get_submodule(block), stack)
-    return found
+                inside[path] = (loaded.model.get_submodule(block), stack)
+    return inside

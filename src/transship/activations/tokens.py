@@ -57,7 +57,7 @@ def align_tokens(
     """
     if how == "auto":
         how = choose_alignment(source, target, source_length, target_length)
-    rows = Pairs.find(how, source, target, source_length, target_length)
+    rows = TokenPairs.find(how, source, target, source_length, target_length)
     if skip_first and how not in ("mean", "cls"):
         rows = rows.take(rows.token > 0)
     if tokens_per_input is not None:
@@ -146,7 +146,7 @@ def grid_weights(source: tuple[int, int], target: tuple[int, int]) -> Float[np.n
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class TokenPairs:
     """Rows before they become operators: target tokens (or all of an input) and their source tokens.
 
     `matrix[variant]` maps a source token to a made row where rows are mixed; `row` is the row in it.
@@ -163,7 +163,7 @@ class Pairs:
     @classmethod
     def find(
         cls, how: Align, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int
-    ) -> "Pairs":
+    ) -> "TokenPairs":
         if source.size != target.size:
             raise MatchError(
                 f"batches of {source.size} and {target.size} inputs",
@@ -193,12 +193,12 @@ class Pairs:
         )
 
     @classmethod
-    def _picked(cls, both: Bool[np.ndarray, "inputs tokens"]) -> "Pairs":
+    def _picked(cls, both: Bool[np.ndarray, "inputs tokens"]) -> "TokenPairs":
         inputs, tokens = np.nonzero(both)
         return cls(inputs, tokens, tokens, None)
 
     @classmethod
-    def _mixed(cls, weights: Float[np.ndarray, "inputs target source"]) -> "Pairs":
+    def _mixed(cls, weights: Float[np.ndarray, "inputs target source"]) -> "TokenPairs":
         """Rows are the target tokens with any weight; their weights are scaled to sum to 1."""
         totals = weights.sum(2)
         inputs, tokens = np.nonzero(totals)
@@ -207,7 +207,7 @@ class Pairs:
         return cls(inputs, tokens, None, (rows, sources, chosen[rows, sources]))
 
     @classmethod
-    def _by_characters(cls, how: Align, source: TokenLayout, target: TokenLayout) -> "Pairs":
+    def _by_characters(cls, how: Align, source: TokenLayout, target: TokenLayout) -> "TokenPairs":
         if source.offsets is None or target.offsets is None or source.mask is None or target.mask is None:
             raise MatchError(
                 "a tokenizer gives no character offsets",
@@ -237,7 +237,7 @@ class Pairs:
         return cls._mixed(weights)
 
     @classmethod
-    def _by_grid(cls, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int) -> "Pairs":
+    def _by_grid(cls, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int) -> "TokenPairs":
         found_a, found_b = source.grid(length_a), target.grid(length_b)
         if found_a is None or found_b is None:
             raise MatchError(
@@ -256,7 +256,7 @@ class Pairs:
     @classmethod
     def _by_position(
         cls, valid_a: Bool[np.ndarray, "inputs source"], valid_b: Bool[np.ndarray, "inputs target"]
-    ) -> "Pairs":
+    ) -> "TokenPairs":
         weights = np.zeros((len(valid_b), valid_b.shape[1], valid_a.shape[1]))
         for number, (there, here) in enumerate(zip(valid_a, valid_b, strict=True)):
             if there.any() and here.any():
@@ -267,12 +267,14 @@ class Pairs:
     @classmethod
     def _by_input(
         cls, valid_a: Bool[np.ndarray, "inputs source"], valid_b: Bool[np.ndarray, "inputs target"]
-    ) -> "Pairs":
+    ) -> "TokenPairs":
         inputs = np.flatnonzero(valid_a.any(1) & valid_b.any(1))
         return cls(inputs, np.zeros_like(inputs), None, None, (valid_a, valid_b))
 
     @classmethod
-    def _by_summary(cls, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int) -> "Pairs":
+    def _by_summary(
+        cls, source: TokenLayout, target: TokenLayout, length_a: int, length_b: int
+    ) -> "TokenPairs":
         """The first token, or the last one of a causal model: the one that has read the input."""
         valid_a, valid_b = source.valid(length_a), target.valid(length_b)
         inputs = np.flatnonzero(valid_a.any(1) & valid_b.any(1))
@@ -280,7 +282,7 @@ class Pairs:
             inputs, _summary_token(target, valid_b)[inputs], _summary_token(source, valid_a)[inputs], None
         )
 
-    def take(self, keep: Bool[np.ndarray, " rows"]) -> "Pairs":
+    def take(self, keep: Bool[np.ndarray, " rows"]) -> "TokenPairs":
         """Return the kept rows."""
         mixed = self.mixed
         if mixed is not None:
@@ -288,7 +290,7 @@ class Pairs:
             entries = keep[rows]
             mixed = (np.cumsum(keep) - 1)[rows[entries]], sources[entries], weights[entries]
         source = None if self.source is None else self.source[keep]
-        return Pairs(self.input[keep], self.token[keep], source, mixed, self.whole)
+        return TokenPairs(self.input[keep], self.token[keep], source, mixed, self.whole)
 
     def alignment(self, length_a: int, length_b: int) -> Alignment:
         """Return both sides' operators on flat activations."""
@@ -358,10 +360,10 @@ def _edge_special(layout: TokenLayout, side: str) -> Int[np.ndarray, " inputs"]:
     first = np.where(plain.any(1), plain.argmax(1), length)
     last = np.where(plain.any(1), length - 1 - plain[:, ::-1].argmax(1), -1)
     places = np.arange(length)[None, :]
-    found = special & (places < first[:, None] if side == "front" else places > last[:, None])
+    edge = special & (places < first[:, None] if side == "front" else places > last[:, None])
     if side == "back":
-        found &= plain.any(1)[:, None]
-    return np.where(found.any(1), found.argmax(1), -1)
+        edge &= plain.any(1)[:, None]
+    return np.where(edge.any(1), edge.argmax(1), -1)
 
 
 def _summary_token(

@@ -61,7 +61,7 @@ def write_adapter(
     spoken = _names_for_peft(update, prefix)
     ranks: dict[str, int] = {}
     plans: list[TensorPlan] = []
-    found: dict[str, Layout] = {}
+    by_module: dict[str, Layout] = {}
     in_full: list[str] = []
     for name in update.names:
         pair = update.factors(name)
@@ -69,16 +69,16 @@ def write_adapter(
             in_full.append(name)
         elif pair[0].shape[1]:
             module = spoken(name).removesuffix(".weight")
-            found[module] = (layouts or {}).get(name) or update.layout(name)
+            by_module[module] = (layouts or {}).get(name) or update.layout(name)
             ranks[module] = pair[0].shape[1]
-            plans += _factor_plans(module, found[module], *pair, update.shape(name), kind)
+            plans += _factor_plans(module, by_module[module], *pair, update.shape(name), kind)
     saved = _saved(update, in_full, spoken, kind, dense)
     if not plans and not saved:
         raise CheckpointError(
             "the update changes nothing", where=str(folder), fix="give an update with factors"
         )
     modules = sorted({plan.name.removeprefix("base_model.model.").rpartition(".")[0] for plan in saved})
-    config = _config(update.base, ranks, found, modules, task_type)
+    config = _config(update.base, ranks, by_module, modules, task_type)
     needs = sum(plan.nbytes(plan.dtype) for plan in (*plans, *saved))
     with atomic_folder(folder, force=force, needs=needs, sync=sync) as place:
         for file, text in {"adapter_config.json": as_json(config), **(card.files() if card else {})}.items():

@@ -46,11 +46,11 @@ class Input:
 def versions() -> dict[str, str]:
     """Return the versions that made a result: Python, numpy and ours, and the heavy ones that were in use."""
     # the modules say it themselves; importlib.metadata would cost a merge's user 20 ms
-    found = {"transship": transship.__version__, "python": platform.python_version()}
+    versions = {"transship": transship.__version__, "python": platform.python_version()}
     for name in ("numpy", *_OPTIONAL):
         if name in sys.modules:
-            found[name] = str(sys.modules[name].__version__)
-    return found
+            versions[name] = str(sys.modules[name].__version__)
+    return versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +81,14 @@ class ModelCard:
 
     def markdown(self) -> str:
         """Return the page: a YAML head that the hub reads, then tables; names from outside are escaped."""
-        bases = [one.name.split("@")[0] for one in self.inputs if _HUB_ID.fullmatch(one.name)]
+        bases = [given.name.split("@")[0] for given in self.inputs if _HUB_ID.fullmatch(given.name)]
         head = ["---", f"library_name: {_quoted(self.library)}", f"tags: {_quoted(['transship', self.verb])}"]
         head += [f"base_model: {_quoted(sorted(set(bases)))}"] if bases else []
         lines = [*head, "---", "", f"# {plain_text(self.title)}", ""]
         lines += [plain_text(self.summary), ""] if self.summary else []
-        made = f"Made with transship, verb {plain_text(self.verb)}, method {plain_text(self.method)}"
-        lines += [made + (f", seed {self.seed}." if self.seed is not None else "."), ""]
-        lines += _table("Inputs", ("role", "name", "SHA-256"), [_row(one) for one in self.inputs])
+        sentence = f"Made with transship, verb {plain_text(self.verb)}, method {plain_text(self.method)}"
+        lines += [sentence + (f", seed {self.seed}." if self.seed is not None else "."), ""]
+        lines += _table("Inputs", ("role", "name", "SHA-256"), [_row(given) for given in self.inputs])
         lines += _table("Parameters", ("name", "value"), list(self.parameters.items()))
         lines += _table("Measured", ("name", "value"), list(self.metrics.items()))
         lines += _table("Versions", ("name", "version"), list(self.versions.items()))
@@ -103,7 +103,7 @@ class ModelCard:
             "method": self.method,
             "parameters": _plain(self.parameters),
             "inputs": [
-                {"role": one.role, "name": one.name, "sha256": one.fingerprint} for one in self.inputs
+                {"role": given.role, "name": given.name, "sha256": given.fingerprint} for given in self.inputs
             ],
             "metrics": _plain(self.metrics),
             "seed": self.seed,
@@ -152,9 +152,9 @@ def _quoted(value: str | list[str]) -> str:
 def _plain(value: Any) -> Any:
     """Return what JSON can hold; other things by their text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [_plain(part) for part in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if hasattr(value, "item"):  # a number of numpy or torch

@@ -28,7 +28,7 @@ _INCIDENTAL = frozenset({"_name_or_path", "name_or_path", "transformers_version"
 _COMPARED_BYTES = 1 << 20
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """A file that holds tensors."""
 
     @property
@@ -66,7 +66,7 @@ class Checkpoint:
     def __init__(
         self,
         name: str,
-        sources: Iterable[Source],
+        sources: Iterable[TensorSource],
         *,
         folder: Path | None = None,
         config: Mapping[str, Any] | None = None,
@@ -76,7 +76,7 @@ class Checkpoint:
         self.config: dict[str, Any] = dict(config or {})
         self.trust_remote_code = trust_remote_code
         self._sources = tuple(sources)
-        self._home: dict[str, Source] = {}
+        self._home: dict[str, TensorSource] = {}
         metadata: dict[str, str] = {}
         for source in self._sources:
             metadata.update(source.metadata)
@@ -88,12 +88,12 @@ class Checkpoint:
                         fix="keep one of the files",
                     )
                 self._home[tensor] = source
-        found = {tensor: source.tensors[tensor] for tensor, source in self._home.items()}
+        infos = {tensor: source.tensors[tensor] for tensor, source in self._home.items()}
         self.metadata: Mapping[str, str] = MappingProxyType(metadata)
-        ties = find_ties(found, self.config, metadata, self._same)
+        ties = find_ties(infos, self.config, metadata, self._same)
         self.tied: Mapping[str, str] = MappingProxyType(ties)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {tensor: info for tensor, info in found.items() if tensor not in ties}
+            {tensor: info for tensor, info in infos.items() if tensor not in ties}
         )
         self._fingerprint: str | None = None
 
@@ -253,7 +253,7 @@ class Term(Protocol):
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """What one tensor of `tuned` has more than its partner in `base`."""
 
     base: Checkpoint
@@ -315,7 +315,7 @@ class LowRank:
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseChange:
     """A change that is at hand, or that a function makes when it is asked for."""
 
     shape: tuple[int, ...]

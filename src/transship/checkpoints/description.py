@@ -112,30 +112,30 @@ def _architecture(checkpoint: Checkpoint) -> str:
 
 
 def _model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"family": config["model_type"]} if "model_type" in config else {}
+    settings: dict[str, Any] = {"family": config["model_type"]} if "model_type" in config else {}
     for label, keys in _SETTINGS.items():
         values = [config[key] for key in keys if config.get(key) is not None]
         if values:
-            found[label] = values[0]
+            settings[label] = values[0]
     for tower in ("text_config", "vision_config"):
         part = config.get(tower)
         if isinstance(part, dict):
-            found |= {
+            settings |= {
                 f"{tower.split('_')[0]} {label}": value for label, value in _model_settings(part).items()
             }
     labels = config.get("id2label")
     if isinstance(labels, dict) and list(labels.values()) != ["LABEL_0", "LABEL_1"]:
-        found["labels"] = len(labels)
-    return found
+        settings["labels"] = len(labels)
+    return settings
 
 
 def _adapter_settings(adapter: Adapter) -> dict[str, Any]:
     config = adapter.config
-    found: dict[str, Any] = {"method": adapter.kind, "base": adapter.base_name or "not named"}
+    settings: dict[str, Any] = {"method": adapter.kind, "base": adapter.base_name or "not named"}
     for label, key in (("rank", "r"), ("alpha", "lora_alpha"), ("targets", "target_modules")):
         if config.get(key) is not None:
-            found[label] = config[key]
+            settings[label] = config[key]
     for label, key in (("rsLoRA", "use_rslora"), ("DoRA", "use_dora"), ("saved in full", "modules_to_save")):
         if config.get(key):
-            found[label] = config[key]
-    return found
+            settings[label] = config[key]
+    return settings

@@ -78,11 +78,11 @@ _SHORT = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "flo
 def find_dtype(name: str, *, where: str = "--dtype") -> DType:
     """Return the dtype called `name`: torch's name, with or without `torch.`, or bf16, fp16, fp32."""
     plain = str(name).removeprefix("torch.")
-    found = BY_NAME.get(_SHORT.get(plain, plain))
-    if found is None:
-        known = ", ".join(dtype.name for dtype in _ALL if dtype.floating)
+    dtype = BY_NAME.get(_SHORT.get(plain, plain))
+    if dtype is None:
+        known = ", ".join(each.name for each in _ALL if each.floating)
         raise OptionError(f"there is no dtype '{name}'", where=where, fix=f"choose one of: {known}")
-    return found
+    return dtype
 
 
 def stored(raw: Buffer, dtype: str) -> Array:

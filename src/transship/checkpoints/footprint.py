@@ -90,7 +90,7 @@ def _numbers(config: Mapping[str, Any], keys: tuple[str, ...]) -> list[int]:
         if isinstance(value, int) and value > 0:
             return [value]
         if isinstance(value, list) and value:
-            return [int(one) for one in value]
+            return [int(size) for size in value]
     return []
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from transship.checkpoints.checkpoint import Checkpoint, Difference, Factors, Layout, LowRank, Term
+from transship.checkpoints.checkpoint import Checkpoint, Factors, Layout, LowRank, TensorDifference, Term
 from transship.checkpoints.dtypes import CHUNK, Array
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.weightfile import quote
@@ -79,8 +79,8 @@ class Adapter(Checkpoint):
     @property
     def base_name(self) -> str | None:
         """Return the base that the adapter says it was trained on."""
-        found = self.config.get("base_model_name_or_path")
-        return found if isinstance(found, str) else None
+        base = self.config.get("base_model_name_or_path")
+        return base if isinstance(base, str) else None
 
     @property
     def kind(self) -> str:
@@ -103,13 +103,13 @@ def adapter_terms(
     wanted = [*(f"{module}.weight" for module in modules), *saved, *copies]
     convert = _names_in(base, wanted)
     terms: dict[str, tuple[Term, ...]] = {}
-    for module, found in modules.items():
+    for module, factors in modules.items():
         name = convert.get(f"{module}.weight")
         if name is None:
             what = f"it changes {quote(module)}, which {base.name} does not have"
             _refuse(adapter, what, fix=_other_base(adapter))
         _check_tie(adapter, base, name)
-        terms[name] = (_low_rank(adapter, base, module, found, name),)
+        terms[name] = (_low_rank(adapter, base, module, factors, name),)
     added: dict[str, Callable[[], Array]] = {}
     for plain, held in (saved | copies).items():
         name = convert.get(plain)
@@ -120,7 +120,7 @@ def adapter_terms(
         _check_shape(adapter, base, held, name)
         # PEFT keeps a copy of an adapted token table beside its factors: most often just the base's own
         if plain in saved or not _equal(adapter, held, base, name):
-            terms[name] = (*terms.get(name, ()), Difference(base, name, adapter, held))
+            terms[name] = (*terms.get(name, ()), TensorDifference(base, name, adapter, held))
     return terms, added
 
 
@@ -132,8 +132,8 @@ def _names_in(base: Checkpoint, wanted: list[str]) -> dict[str, str]:
     if model is None:
         return plain
     renamed = names_in_memory(stored, model)
-    found = {name: renamed[other] for name, other in translation(wanted, list(renamed)).items()}
-    return max(plain, found, key=len)
+    in_memory = {name: renamed[other] for name, other in translation(wanted, list(renamed)).items()}
+    return max(plain, in_memory, key=len)
 
 
 def default_layout(name: str, base: Checkpoint | None) -> Layout:
@@ -310,7 +310,7 @@ def _refuse(adapter: Checkpoint, what: str, *, fix: str = _MERGE_FIRST) -> NoRet
 
 
 @dataclass
-class Pairs:
+class TensorPairs:
     """Which tensor of the fine-tune belongs to which of the base.
 
     Attributes:
@@ -326,16 +326,16 @@ class Pairs:
     def problems_text(self) -> str:
         """Return the problems in half a sentence, three examples of each kind."""
         parts = []
-        for kind, found in self.problems.items():
-            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            parts.append(f"{kind} {', '.join(found[:3])}{more}")
+        for kind, names in self.problems.items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"{kind} {', '.join(names[:3])}{more}")
         return "; ".join(parts)
 
 
-def pair(base: Checkpoint, tuned: Checkpoint) -> Pairs:
+def pair(base: Checkpoint, tuned: Checkpoint) -> TensorPairs:
     """Pair every floating-point tensor; integers (buffers, not learned) must agree where both have them."""
     convert = translation(list(base.tensors), [*tuned.tensors, *tuned.tied])
-    result, used = Pairs(), set()
+    result, used = TensorPairs(), set()
     for name, info in base.tensors.items():
         other = convert.get(name)
         if other is None or other not in tuned:
@@ -372,10 +372,10 @@ def translation(names: Collection[str], others: Collection[str]) -> dict[str, st
     if len(plain) == len(names):
         return plain
     for prefix in sorted(added):
-        found = {name: prefix + name for name in names if prefix + name in known}
-        best = max(best, {**plain, **found}, key=len)
+        shorter = {name: prefix + name for name in names if prefix + name in known}
+        best = max(best, {**plain, **shorter}, key=len)
     for prefix in sorted(removed):
         cut = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        found = {name: other for name, other in cut.items() if other in known}
-        best = max(best, {**plain, **found}, key=len)
+        shorter = {name: other for name, other in cut.items() if other in known}
+        best = max(best, {**plain, **shorter}, key=len)
     return best

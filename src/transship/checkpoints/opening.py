@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transship.atomic import recover
-from transship.checkpoints.checkpoint import Checkpoint, Source
+from transship.checkpoints.checkpoint import Checkpoint, TensorSource
 from transship.checkpoints.dtypes import BY_NAME
 from transship.checkpoints.lora import Adapter
 from transship.checkpoints.weightfile import (
@@ -59,7 +59,7 @@ def open(  # the verb that users know
         if not path.exists():
             recover(path)  # a replacement that was killed half-way, on a file system without exchange
         if path.exists() and not path.is_dir():
-            sources: list[Source] = [_open_file(path, allow_pickle)]
+            sources: list[TensorSource] = [_open_file(path, allow_pickle)]
             refuse_quantised({}, sources[0].tensors, name)
             return Checkpoint(name, sources, folder=path.parent, trust_remote_code=trust_remote_code)
         folder = path if path.is_dir() else _from_hub(name, allow_pickle)
@@ -74,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _JSON_LIMIT:
             raise ValueError("too large")
-        found = json.loads(path.read_bytes().decode("utf-8"))
+        content = json.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise CheckpointError(
             f"it cannot be read ({error.strerror})", where=str(path), fix="check its path and permissions"
@@ -85,17 +85,17 @@ def read_json(path: Path) -> dict[str, Any]:
             where=str(path),
             fix="fetch or write it again",
         ) from error
-    if not isinstance(found, dict) or _too_deep(found, 100):
-        what = "it is nested too deeply" if isinstance(found, dict) else "it is not a JSON object"
+    if not isinstance(content, dict) or _too_deep(content, 100):
+        what = "it is nested too deeply" if isinstance(content, dict) else "it is not a JSON object"
         raise CheckpointError(what, where=str(path), fix="fetch or write it again")
-    return found
+    return content
 
 
 def _too_deep(value: object, left: int) -> bool:
     if not isinstance(value, (dict, list)):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return left == 0 or any(_too_deep(one, left - 1) for one in inner)
+    return left == 0 or any(_too_deep(part, left - 1) for part in inner)
 
 
 def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
@@ -114,7 +114,7 @@ def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code:
     return Checkpoint(name, sources, folder=folder, config=config, trust_remote_code=trust_remote_code)
 
 
-def _open_file(path: Path, allow_pickle: bool) -> Source:
+def _open_file(path: Path, allow_pickle: bool) -> TensorSource:
     if path.suffix.lower() in PICKLE_SUFFIXES:
         if not allow_pickle:
             raise pickle_refusal(path)
@@ -124,7 +124,7 @@ def _open_file(path: Path, allow_pickle: bool) -> Source:
     return WeightFile(path)
 
 
-def _model_files(folder: Path, allow_pickle: bool) -> list[Source] | None:
+def _model_files(folder: Path, allow_pickle: bool) -> list[TensorSource] | None:
     """Return the opened weight files, or None where the folder holds no model; safetensors before pickles."""
     for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin")):
         single, index = folder / (stem + suffix), folder / f"{stem}{suffix}.index.json"
@@ -148,26 +148,26 @@ def _model_files(folder: Path, allow_pickle: bool) -> list[Source] | None:
 
 def _other_pickles(folder: Path) -> list[Path]:
     """Return the one pickle that may hold a model, if any; a trainer's own state is none."""
-    found = [
+    files = [
         path
         for path in sorted(folder.iterdir())
         if path.suffix.lower() in PICKLE_SUFFIXES and not path.name.startswith(_TRAINER_STATE)
     ]
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:3])
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files[:3])
         raise CheckpointError(
-            f"it holds {len(found)} pickles ({names} …)", where=str(folder), fix="give one of the files"
+            f"it holds {len(files)} pickles ({names} …)", where=str(folder), fix="give one of the files"
         )
-    return found
+    return files
 
 
 def _adapter_file(folder: Path) -> Path:
-    found = folder / "adapter_model.safetensors"
+    adapter = folder / "adapter_model.safetensors"
     pickle = folder / "adapter_model.bin"
-    return pickle if pickle.is_file() and not found.is_file() else found
+    return pickle if pickle.is_file() and not adapter.is_file() else adapter
 
 
-def _sharded(index: Path, allow_pickle: bool) -> list[Source]:
+def _sharded(index: Path, allow_pickle: bool) -> list[TensorSource]:
     """Open the shards that an index names and check that each holds exactly what the index says."""
     mapping = read_json(index).get("weight_map")
     if (

@@ -44,10 +44,10 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module | None:
     try:
         settings = made_by.config_class.from_dict(dict(checkpoint.config))
         with torch.device("meta"):
-            made: nn.Module = made_by(settings)
+            model: nn.Module = made_by(settings)
     except Exception:  # any config that its class refuses: the plain names are all there is
         return None
-    return made
+    return model
 
 
 def _rules(model: nn.Module) -> list[Any]:
@@ -70,8 +70,8 @@ def _renamed(name: str, rules: list[Any]) -> str:
         return name
     from transformers.core_model_loading import rename_source_key
 
-    made: str = rename_source_key(name, rules, [])[0]
-    return made
+    renamed: str = rename_source_key(name, rules, [])[0]
+    return renamed
 
 
 _TOKEN_TABLES = (
@@ -136,13 +136,13 @@ def _alike(one: TensorInfo, other: TensorInfo) -> bool:
 
 def _encoder_tables(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str, bool]]:
     """Return (alias, kept, the model surely has the alias) for each side of an encoder-decoder model."""
-    found = []
+    tables = []
     for kept in [name for name in tensors if name == "shared.weight" or name.endswith(".shared.weight")]:
         prefix = kept.removesuffix("shared.weight")
         for side in ("encoder.", "decoder."):
             has_side = any(name.startswith(prefix + side) for name in tensors)
-            found.append((f"{prefix}{side}embed_tokens.weight", kept, has_side))
-    return found
+            tables.append((f"{prefix}{side}embed_tokens.weight", kept, has_side))
+    return tables
 
 
 def _biases(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str, bool]]:
@@ -179,12 +179,12 @@ def _token_table(tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -
     text = config.get("text_config")
     words = config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     for suffix in _TOKEN_TABLES:
-        found = [
+        named = [
             name
             for name, info in tensors.items()
             if (name == suffix or name.endswith("." + suffix)) and len(info.shape) == 2
         ]
-        fitting = [name for name in found if tensors[name].shape[0] == words] or found
+        fitting = [name for name in named if tensors[name].shape[0] == words] or named
         if fitting:
             return min(fitting, key=lambda name: (len(name), name))
     return None

@@ -13,12 +13,12 @@ import numpy as np
 from transship.checkpoints import lora
 from transship.checkpoints.checkpoint import (
     Checkpoint,
-    Dense,
-    Difference,
+    DenseChange,
     Factors,
     Layout,
     LowRank,
     Reader,
+    TensorDifference,
     Term,
 )
 from transship.checkpoints.dtypes import CHUNK, Array, Floats
@@ -96,7 +96,10 @@ class Update:
                 where=tuned.name,
                 fix="give a fine-tune of this base, or skip what has no partner",
             )
-        terms = {one: ((1.0, Difference(base, one, tuned, other)),) for one, other in pairs.matched.items()}
+        terms = {
+            name: ((1.0, TensorDifference(base, name, tuned, other)),)
+            for name, other in pairs.matched.items()
+        }
         added = {name: _reading(tuned, name) for name in pairs.only_tuned}
         return cls(terms, base=base, added=added)
 
@@ -120,7 +123,7 @@ class Update:
                 term = LowRank(shape, _keeping(given), lora.default_layout(name, base))
                 size = given[0].shape[0] * given[1].shape[1]
             else:
-                term = Dense(shape, given if callable(given) else _keeping(given))
+                term = DenseChange(shape, given if callable(given) else _keeping(given))
                 size = math.prod(shape) if callable(given) else given.size
             if size != math.prod(shape):
                 raise CheckpointError(
@@ -186,10 +189,10 @@ class Update:
 
         A sum of low-rank changes has their factors side by side.
         """
-        found = [(factor, term.factors()) for factor, term in self._sum(name)]
-        ups = [np.float32(factor) * pair[0] for factor, pair in found if pair is not None]
-        downs = [pair[1] for _, pair in found if pair is not None]
-        if len(ups) < len(found):
+        terms = [(factor, term.factors()) for factor, term in self._sum(name)]
+        ups = [np.float32(factor) * pair[0] for factor, pair in terms if pair is not None]
+        downs = [pair[1] for _, pair in terms if pair is not None]
+        if len(ups) < len(terms):
             return None
         return np.concatenate(ups, axis=1), np.concatenate(downs, axis=0)
 

@@ -157,12 +157,12 @@ def _parse_header(data: mmap.mmap, size: int, path: Path) -> tuple[int, dict[str
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"{quote(name)} appears twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -343,7 +343,7 @@ def carried_files(checkpoint: Checkpoint) -> dict[str, Path]:
     if folder is None or not checkpoint.config:
         return {}
     patterns = (*_CARRIED, "*.py") if "auto_map" in checkpoint.config else _CARRIED
-    found = {
+    files = {
         path.name: path
         for path in sorted(folder.iterdir())
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns)
@@ -351,8 +351,8 @@ def carried_files(checkpoint: Checkpoint) -> dict[str, Path]:
     for part in _module_folders(folder / "modules.json"):
         for path in sorted((folder / part).glob("*")):
             if path.is_file():
-                found[f"{part}/{path.name}"] = path
-    return found
+                files[f"{part}/{path.name}"] = path
+    return files
 
 
 def _module_folders(listing: Path) -> list[str]:

@@ -27,7 +27,7 @@ from transship.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CompareSettings:
     """What two models are compared on.
 
     Attributes:
@@ -54,7 +54,7 @@ class Settings:
 )
 @click.argument("source")
 @click.argument("target")
-@settings_options(Settings)
+@settings_options(CompareSettings)
 @output_options
 @compute_options
 @memory_option
@@ -73,7 +73,7 @@ def command(
 
     Each model reads them with its own tokenizer or image processor; tokens pair up by the text they cover.
     """
-    settings = read_settings(Settings, given)
+    settings = read_settings(CompareSettings, given)
     loading = {name: given[name] for name in ("device", "device_map", "dtype", "trust_remote_code")}
     if report is not None:
         check_target(report, force=force)

@@ -76,7 +76,7 @@ class Trust:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening(Trust):
+class OpeningOptions(Trust):
     """What may be run or unpickled.
 
     Attributes:
@@ -119,7 +119,7 @@ seed_option = settings_options(Seed)
 device_options = settings_options(Devices)
 compute_options = settings_options(Compute)
 trust_option = settings_options(Trust)
-model_options = settings_options(Opening)
+model_options = settings_options(OpeningOptions)
 memory_option = settings_options(Memory)
 engine_options = settings_options(Workers)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from transship.data.rows import Rows, canonical, hash_rows, row_digest
+from transship.data.rows import ChosenRows, canonical, hash_rows, row_digest
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks, derive_seed
 
@@ -101,10 +101,10 @@ class Dataset:
             return {}
         names, counts = np.unique(self.splits, return_counts=True)
         order = {"train": 0, "validation": 1, "test": 2}
-        found = sorted(
+        sizes = sorted(
             zip(map(str, names), map(int, counts), strict=True), key=lambda e: (order.get(e[0], 3), e)
         )
-        return dict(found)
+        return dict(sizes)
 
     @cached_property
     def _digest(self) -> str:
@@ -127,7 +127,7 @@ class Dataset:
         if where.dtype == bool:
             where = np.flatnonzero(where)
         where = where.astype(np.int64, copy=False)
-        inputs = self.inputs[where] if isinstance(self.inputs, np.ndarray) else Rows(self.inputs, where)
+        inputs = self.inputs[where] if isinstance(self.inputs, np.ndarray) else ChosenRows(self.inputs, where)
         return dataclasses.replace(
             self,
             inputs=inputs,
@@ -230,9 +230,9 @@ class Dataset:
 
     def require_classes(self, least: int = 2) -> Dataset:
         """Return this data set, or refuse it when fewer than `least` classes occur."""
-        found = np.unique(self._class_labels("this work"))
-        if len(found) < least:
-            only = ", ".join(self.label_names[value] for value in found)
+        classes = np.unique(self._class_labels("this work"))
+        if len(classes) < least:
+            only = ", ".join(self.label_names[value] for value in classes)
             raise DataError(
                 f"{least} classes are needed and the rows hold only {only}",
                 where=self.name,

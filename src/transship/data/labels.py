@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transship.data.dataset import Dataset, Kind, split_name
-from transship.data.tables import Table
+from transship.data.tables import DataTable
 from transship.errors import DataError
 
 # part → the names it usually has, the likeliest first
@@ -55,9 +55,9 @@ def find_column(part: str, names: Sequence[str], given: str | None, *, where: st
 
 def need_column(part: str, names: Sequence[str], given: str | None, *, where: str) -> str:
     """Return the column that plays `part`, or refuse a table without one."""
-    found = find_column(part, names, given, where=where)
-    if found is not None:
-        return found
+    column = find_column(part, names, given, where=where)
+    if column is not None:
+        return column
     near = [name for name in names if difflib.get_close_matches(name.lower(), USUAL[part], n=1, cutoff=0.75)]
     hint = f"did you mean column='{near[0]}'?" if near else "name the column with column="
     raise DataError(f"no column reads as {part} ({_listed(names)})", where=where, fix=hint)
@@ -109,7 +109,7 @@ class Options:
 
 
 def assemble(
-    table: Table, inputs: Any, kind: Kind, options: Options, *, used: Sequence[str], name: str
+    table: DataTable, inputs: Any, kind: Kind, options: Options, *, used: Sequence[str], name: str
 ) -> Dataset:
     """Return the data set of `inputs` with the table's other columns; `used` are taken as inputs already."""
     free = [column for column in table.names if column not in used]
@@ -169,7 +169,7 @@ def encode_labels(
 
 
 def _labels(
-    table: Table, options: Options, free: Sequence[str]
+    table: DataTable, options: Options, free: Sequence[str]
 ) -> tuple[NDArray[Any] | None, tuple[str, ...]]:
     if options.label is False:
         return None, ()
@@ -223,13 +223,15 @@ def _names_beside(
     result = list(known)
     for value in np.unique(labels):
         rows = np.flatnonzero(labels == value)
-        found = sorted({str(name) for name in named[rows]})
-        if len(found) > 1:
+        spellings = sorted({str(name) for name in named[rows]})
+        if len(spellings) > 1:
             raise DataError(
-                f"label {value} has the names {found[0]} and {found[1]}", where=where, fix="mend the labels"
+                f"label {value} has the names {spellings[0]} and {spellings[1]}",
+                where=where,
+                fix="mend the labels",
             )
         if 0 <= value < len(result):
-            result[value] = found[0]
+            result[value] = spellings[0]
     twice = next((name for name in result if result.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"the name '{twice}' stands for several labels", where=where, fix="mend the labels")
@@ -253,7 +255,7 @@ def _refuse_unnamed(dataset: Dataset, split: str | None, where: str) -> None:
         )
 
 
-def _plain(table: Table, column: str) -> NDArray[Any]:
+def _plain(table: DataTable, column: str) -> NDArray[Any]:
     """Return a column as a numpy array; text as objects. Rows without a value are refused by number."""
     values = table.column(column)
     if values.null_count:
@@ -265,7 +267,7 @@ def _plain(table: Table, column: str) -> NDArray[Any]:
     return np.asarray(values.to_numpy())
 
 
-def _ids(table: Table, column: str) -> NDArray[Any]:
+def _ids(table: DataTable, column: str) -> NDArray[Any]:
     values = _plain(table, column)
     if values.dtype.kind == "f":
         raise DataError(
@@ -276,19 +278,19 @@ def _ids(table: Table, column: str) -> NDArray[Any]:
     return values if values.dtype.kind in "iu" else np.array([str(value) for value in values], dtype=object)
 
 
-def _splits(table: Table, column: str) -> NDArray[np.str_]:
+def _splits(table: DataTable, column: str) -> NDArray[np.str_]:
     values = _plain(table, column)
     known = {value: split_name(str(value)) for value in set(values.tolist())}
     return np.array([known[value] for value in values.tolist()])
 
 
-def _reads_as_split(table: Table, column: str) -> bool:
+def _reads_as_split(table: DataTable, column: str) -> bool:
     """Return whether a column with a usual name holds splits; `set` or `fold` may mean other things."""
     if column.lower() == "split":
         return True
-    found = set(table.column(column).unique().to_pylist())
+    values = set(table.column(column).unique().to_pylist())
     return all(
-        isinstance(value, str) and split_name(value) in ("train", "validation", "test") for value in found
+        isinstance(value, str) and split_name(value) in ("train", "validation", "test") for value in values
     )
 
 

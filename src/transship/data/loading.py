@@ -31,11 +31,11 @@ from transship.data.pictures import (
     images_of_table,
 )
 from transship.data.rows import ArrowRows, PairRows
-from transship.data.tables import Table, open_table
+from transship.data.tables import DataTable, open_table
 from transship.errors import DataError, OptionError
 
 
-class Reading(TypedDict, total=False):
+class ReadOptions(TypedDict, total=False):
     """The options that every kind of data takes."""
 
     id: str | None
@@ -51,7 +51,7 @@ def text(
     label: str | Literal[False] | None = None,
     *,
     pair: str | Literal[False] | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
     """Return texts (txt, jsonl, json, csv, tsv, parquet, hub): kind `text`, or `pair` for two text columns.
 
@@ -71,7 +71,7 @@ def images(
     label: str | Literal[False] | None = None,
     *,
     mode: Mode = "RGB",
-    **reading: Unpack[Reading],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
     """Return images (a folder with class sub-folders or flat, parquet of encoded bytes, hub), decoded lazily.
 
@@ -84,7 +84,7 @@ def arrays(
     reference: str | Path,
     column: str | None = None,
     label: str | Literal[False] | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
     """Return arrays [rows, …] (npy, npz, pt, parquet lists, numeric columns of csv), finite and of one shape.
 
@@ -99,7 +99,7 @@ def series(
     label: str | Literal[False] | None = None,
     *,
     length: int | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
     """Return series [rows, time] or [rows, channels, time]; `length` cuts or zero-fills unequal rows."""
     return load(reference, "series", column=column, label=label, length=length, **reading)
@@ -109,7 +109,7 @@ def vectors(
     reference: str | Path,
     column: str | None = None,
     label: str | Literal[False] | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
     """Return vectors [rows, width] with their ids."""
     return load(reference, "vector", column=column, label=label, **reading)
@@ -124,7 +124,7 @@ def load(
     pair: str | Literal[False] | None = None,
     mode: Mode = "RGB",
     length: int | None = None,
-    **reading: Unpack[Reading],
+    **reading: Unpack[ReadOptions],
 ) -> Dataset:
     """Return the data that `reference` stands for; its kind is found from the file and its columns.
 
@@ -196,7 +196,7 @@ def wrap(
     )
 
 
-def guess_kind(table: Table, options: Options) -> Kind:
+def guess_kind(table: DataTable, options: Options) -> Kind:
     """Return the kind that the table's columns speak for."""
     names = {name.lower() for name in table.names}
     if options.column is not None and options.column in table.names:
@@ -212,7 +212,7 @@ def guess_kind(table: Table, options: Options) -> Kind:
     return "array" if kinds & {"array"} else "text"
 
 
-def _kind_of_column(table: Table, name: str) -> Kind:
+def _kind_of_column(table: DataTable, name: str) -> Kind:
     import pyarrow.types as types
 
     kind = table.type_of(name)
@@ -225,7 +225,7 @@ def _kind_of_column(table: Table, name: str) -> Kind:
 
 
 def _of_table(
-    table: Table, kind: Kind, options: Options, name: str, mode: Mode, length: int | None
+    table: DataTable, kind: Kind, options: Options, name: str, mode: Mode, length: int | None
 ) -> Dataset:
     if kind == "text" or kind == "pair":
         return text_of_table(table, options, name)
@@ -252,9 +252,9 @@ def _tables_below(folder: Path, kind: Kind | None) -> tuple[Path, ...]:
     for suffix in TABLES:
         if suffix != ".parquet" and kind in (None, "image") and _has_images(folder):
             return ()
-        found = sorted(path for path in folder.rglob(f"*{suffix}") if not path.name.startswith("."))
-        if found:
-            return tuple(found)
+        files = sorted(path for path in folder.rglob(f"*{suffix}") if not path.name.startswith("."))
+        if files:
+            return tuple(files)
     return ()
 
 
@@ -281,7 +281,7 @@ def _is_pair(row: Any) -> bool:
     return isinstance(row, (tuple, list)) and len(row) == 2 and all(isinstance(part, str) for part in row)
 
 
-def text_of_table(table: Table, options: Options, name: str) -> Dataset:
+def text_of_table(table: DataTable, options: Options, name: str) -> Dataset:
     """Return the texts of a table, or the pairs when it has two text columns and one is not named alone."""
     first, second = _columns(table, options)
     rows = ArrowRows(_strings(table, first))
@@ -291,28 +291,23 @@ def text_of_table(table: Table, options: Options, name: str) -> Dataset:
     return assemble(table, pairs, "pair", options, used=[first, second], name=name)
 
 
-def _columns(table: Table, options: Options) -> tuple[str, str | None]:
+def _columns(table: DataTable, options: Options) -> tuple[str, str | None]:
     where = table.source
-    if options.column is None and options.pair is None:
-        pair = find_pair(table.names)
-        if pair is not None:
-            return pair
+    pair = find_pair(table.names) if options.column is None else None
+    if pair is not None and options.pair is None:
+        return pair
     if options.pair:
         second = find_column("text", table.names, options.pair, where=where)
         rest = [column for column in table.names if column != second]
-        if options.column is None:
-            found = find_pair(table.names)
-            if found is not None and found[1] == second:
-                return found[0], second
+        if pair is not None and pair[1] == second:
+            return pair[0], second
         return need_column("text", rest, options.column, where=where), second
-    if options.column is None and options.pair is False:
-        found = find_pair(table.names)
-        if found is not None:
-            return found[0], None
+    if pair is not None and options.pair is False:
+        return pair[0], None
     return need_column("text", table.names, options.column, where=where), None
 
 
-def _strings(table: Table, column: str) -> Any:
+def _strings(table: DataTable, column: str) -> Any:
     """Return a column of text, or refuse it by its first row without one."""
     import pyarrow
     import pyarrow.types as types

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transship.data.dataset import split_name
-from transship.data.tables import MemoryTable, Table
+from transship.data.tables import DataTable, MemoryTable
 from transship.errors import DataError, MissingError
 
 TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt")
@@ -58,14 +58,14 @@ def data_files(name: str | Path) -> tuple[Path, ...]:
 
 def find_data(name: str | Path) -> Path:
     """Return the file or folder of a data set: as given, in `data_folders()`, else fetched from the hub."""
-    found = data_files(name)
-    if len(found) == 1:
-        return found[0]
-    if found:
+    files = data_files(name)
+    if len(files) == 1:
+        return files[0]
+    if files:
         raise DataError(
-            f"it is kept as {len(found)} files, one per split",
+            f"it is kept as {len(files)} files, one per split",
             where=str(name),
-            fix=f"name one of them ({', '.join(file.stem for file in found)})",
+            fix=f"name one of them ({', '.join(file.stem for file in files)})",
         )
     if is_hub_id(name):
         return fetch(str(name), repository="dataset")
@@ -171,7 +171,7 @@ def _short(folder: Path) -> str:
     return f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
 
 
-def hub_table(name: str, config: str | None = None) -> Table:
+def hub_table(name: str, config: str | None = None) -> DataTable:
     """Return all splits of a hub data set `owner/name[@revision]` as one table with a column `split`.
 
     No code of the data set's repository is run: the library reads its data files.
@@ -221,7 +221,7 @@ def _offline_when_unreachable(name: str) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE = before
 
 
-def table_of_splits(name: str, splits: Mapping[str, Any]) -> Table:
+def table_of_splits(name: str, splits: Mapping[str, Any]) -> DataTable:
     """Return the splits (`datasets.Dataset` each) as one table; class names come from its features."""
     import pyarrow
 

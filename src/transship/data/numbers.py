@@ -20,7 +20,7 @@ from transship.data.labels import (
     first_null,
     missing_column,
 )
-from transship.data.tables import MemoryTable, Table
+from transship.data.tables import DataTable, MemoryTable
 from transship.errors import DataError
 from transship.numerics import chunks
 
@@ -34,7 +34,7 @@ _SHAPES = {
 
 
 def numbers_of_table(
-    table: Table, kind: NumberKind, options: Options, name: str, length: int | None
+    table: DataTable, kind: NumberKind, options: Options, name: str, length: int | None
 ) -> Dataset:
     """Return a table's column of lists; without one, its numeric columns side by side [rows, columns]."""
     column = _list_column(table, kind, options)
@@ -142,14 +142,14 @@ def checked(values: NDArray[Any], kind: NumberKind, where: str) -> NDArray[Any]:
     return values
 
 
-def _list_column(table: Table, kind: NumberKind, options: Options) -> str | None:
+def _list_column(table: DataTable, kind: NumberKind, options: Options) -> str | None:
     """Return the column of lists to read, or None for a table of plain numeric columns."""
     if options.column is not None:
         return find_column("array", table.names, options.column, where=table.source)
     for part in (kind, "series", "vector", "array"):
-        found = find_column(part, table.names, None, where=table.source)
-        if found is not None and _is_list(table.type_of(found)):
-            return found
+        column = find_column(part, table.names, None, where=table.source)
+        if column is not None and _is_list(table.type_of(column)):
+            return column
     lists = [name for name in table.names if _is_list(table.type_of(name))]
     if len(lists) > 1:
         raise DataError(
@@ -158,7 +158,7 @@ def _list_column(table: Table, kind: NumberKind, options: Options) -> str | None
     return lists[0] if lists else None
 
 
-def _numeric_columns(table: Table, options: Options) -> list[str]:
+def _numeric_columns(table: DataTable, options: Options) -> list[str]:
     where = table.source
     label = (
         None if options.label is False else find_column("label", table.names, options.label, where=where)
@@ -179,7 +179,7 @@ def _numeric_columns(table: Table, options: Options) -> list[str]:
     return used
 
 
-def _finite_column(table: Table, name: str) -> NDArray[np.float64]:
+def _finite_column(table: DataTable, name: str) -> NDArray[np.float64]:
     import pyarrow
 
     values, where = table.column(name), f"{table.source}, column '{name}'"
@@ -261,9 +261,9 @@ def _array_name(arrays: Mapping[str, NDArray[Any]], kind: NumberKind, options: O
     if options.column is not None:
         return find_column("array", names, options.column, where=where) or ""
     for part in (kind, "array", "series", "vector"):
-        found = find_column(part, names, None, where=where)
-        if found is not None:
-            return found
+        column = find_column(part, names, None, where=where)
+        if column is not None:
+            return column
     if len(names) == 1:
         return names[0]
     raise DataError(

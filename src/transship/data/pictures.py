@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transship.data.dataset import Dataset, split_name
 from transship.data.labels import Options, assemble, need_column
 from transship.data.rows import LazyRows
-from transship.data.tables import Table
+from transship.data.tables import DataTable
 from transship.errors import DataError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class PixelImages(LazyRows):
         return f"pixels {self.mode} {row.shape} ".encode() + bytes(row.tobytes())
 
 
-def images_of_table(table: Table, options: Options, name: str, mode: Mode) -> Dataset:
+def images_of_table(table: DataTable, options: Options, name: str, mode: Mode) -> Dataset:
     """Return the images of a table's column of encoded bytes, paths or structs."""
     column = need_column("image", table.names, options.column, where=table.source)
     rows = table.rows_of(column)

@@ -31,19 +31,19 @@ class LazyRows(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         """Return one row, or a view of several."""
         if isinstance(index, slice):
-            return Rows(self, np.arange(len(self))[index])
+            return ChosenRows(self, np.arange(len(self))[index])
         position = int(index)
         if not -len(self) <= position < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         return self._row(position % len(self))
 
 
-class Rows(LazyRows):
+class ChosenRows(LazyRows):
     """Chosen rows of another sequence; a choice of a choice refers to the first sequence."""
 
     def __init__(self, base: Sequence[Any], index: NDArray[np.int64]) -> None:
-        self.base: Sequence[Any] = base.base if isinstance(base, Rows) else base
-        self.chosen: NDArray[np.int64] = base.chosen[index] if isinstance(base, Rows) else index
+        self.base: Sequence[Any] = base.base if isinstance(base, ChosenRows) else base
+        self.chosen: NDArray[np.int64] = base.chosen[index] if isinstance(base, ChosenRows) else index
 
     def __len__(self) -> int:
         return len(self.chosen)

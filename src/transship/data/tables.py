@@ -19,7 +19,7 @@ from transship.errors import DataError
 _SPLIT_IN_NAME = re.compile(r"(?:^|[-_.])(train|training|validation|valid|val|dev|test|testing)(?=[-_.]|$)")
 
 
-class Table(ABC):
+class DataTable(ABC):
     """Columns of equal length. `column` gives a pyarrow ChunkedArray, `rows_of` rows that are read lazily."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Table(ABC):
         return None
 
 
-class MemoryTable(Table):
+class MemoryTable(DataTable):
     """A table whose columns are Python lists or pyarrow arrays."""
 
     def __init__(
@@ -80,7 +80,7 @@ class MemoryTable(Table):
         return self._folder
 
 
-class ParquetTable(Table):
+class ParquetTable(DataTable):
     """Parquet files with the same columns, one after the other; only the columns asked for are read."""
 
     def __init__(self, files: Sequence[Path], source: str) -> None:
@@ -136,7 +136,7 @@ class ParquetTable(Table):
         return self._paths[0].parent
 
 
-def open_table(files: Sequence[Path]) -> Table:
+def open_table(files: Sequence[Path]) -> DataTable:
     """Open one table of one or several files of the same form."""
     source = str(files[0]) if len(files) == 1 else f"{files[0].parent} ({len(files)} files)"
     suffixes = {file.suffix.lower() for file in files}
@@ -156,17 +156,17 @@ def open_table(files: Sequence[Path]) -> Table:
 
 def parquet_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
     """Return the class names that a parquet file's metadata gives a column, in the two usual forms."""
-    found: dict[str, list[str]] = {}
+    classes: dict[str, list[str]] = {}
     try:
         if b"classes" in metadata:
-            found["label"] = [str(name) for name in json.loads(metadata[b"classes"])]
+            classes["label"] = [str(name) for name in json.loads(metadata[b"classes"])]
         features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         for column, feature in features.items():
             if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-                found[column] = [str(name) for name in feature["names"]]
+                classes[column] = [str(name) for name in feature["names"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}  # a note that cannot be read is no reason to refuse the rows
-    return found
+    return classes
 
 
 def read_utf8(file: Path) -> str:
@@ -191,14 +191,14 @@ def read_utf8(file: Path) -> str:
         ) from error
 
 
-def _read_txt(file: Path) -> Table:
+def _read_txt(file: Path) -> DataTable:
     # only line feeds end a line: str.splitlines would also cut at form feeds and Unicode separators
     lines = [line.removesuffix("\r") for line in read_utf8(file).split("\n")]
     lines = [line for line in lines if line.strip()]
     return MemoryTable(str(file), {"text": lines}, len(lines))
 
 
-def _read_jsonl(file: Path) -> Table:
+def _read_jsonl(file: Path) -> DataTable:
     objects = []
     for number, line in enumerate(read_utf8(file).split("\n"), 1):
         if line.strip():
@@ -206,7 +206,7 @@ def _read_jsonl(file: Path) -> Table:
     return _table_of_objects(file, objects)
 
 
-def _read_json(file: Path) -> Table:
+def _read_json(file: Path) -> DataTable:
     content = _parse_json(read_utf8(file), file, None)
     if not isinstance(content, list):
         raise DataError(
@@ -227,7 +227,7 @@ def _parse_json(text: str, file: Path, line: int | None) -> Any:
         ) from error
 
 
-def _table_of_objects(file: Path, objects: Sequence[tuple[str, Any]]) -> Table:
+def _table_of_objects(file: Path, objects: Sequence[tuple[str, Any]]) -> DataTable:
     names: dict[str, None] = {}
     for place, entry in objects:
         if not isinstance(entry, dict):
@@ -241,7 +241,7 @@ def _table_of_objects(file: Path, objects: Sequence[tuple[str, Any]]) -> Table:
     return MemoryTable(str(file), columns, len(objects), folder=file.parent)
 
 
-def _read_csv(file: Path) -> Table:
+def _read_csv(file: Path) -> DataTable:
     reader = csv.reader(io.StringIO(read_utf8(file), newline=""), strict=True)
     csv.field_size_limit(1 << 30)
     rows: list[tuple[int, list[str]]] = []
@@ -254,7 +254,7 @@ def _read_csv(file: Path) -> Table:
     return _table_of_fields(file, rows)
 
 
-def _read_tsv(file: Path) -> Table:
+def _read_tsv(file: Path) -> DataTable:
     lines = [line.removesuffix("\r") for line in read_utf8(file).split("\n")]
     rows = [
         (number, [_unquote(cell) for cell in line.split("\t")])
@@ -272,7 +272,7 @@ def _unquote(field: str) -> str:
     return field
 
 
-def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> Table:
+def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> DataTable:
     names = [name.strip() for name in rows[0][1]]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -292,7 +292,7 @@ def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> Table
     return MemoryTable(str(file), columns, len(rows) - 1, folder=file.parent)
 
 
-def _joined(files: Sequence[Path], source: str) -> Table:
+def _joined(files: Sequence[Path], source: str) -> DataTable:
     """Join small tables (not parquet), each of one split where the file names say so."""
     tables = [open_table([file]) for file in files]
     names = tables[0].names
@@ -318,8 +318,8 @@ def _splits_of_files(files: Sequence[Path]) -> list[str] | None:
     """Return the split that each of several files is named after, or None when one is not."""
     if len(files) < 2:
         return None
-    found = [_SPLIT_IN_NAME.findall(file.stem) or _SPLIT_IN_NAME.findall(file.parent.name) for file in files]
-    return [split_name(words[-1]) for words in found] if all(found) else None
+    named = [_SPLIT_IN_NAME.findall(file.stem) or _SPLIT_IN_NAME.findall(file.parent.name) for file in files]
+    return [split_name(words[-1]) for words in named] if all(named) else None
 
 
 def _open_parquet(file: Path) -> Any:
@@ -339,7 +339,7 @@ def _broken(where: str, error: Exception) -> DataError:
     return DataError(f"it is no readable parquet file ({reason})", where=where, fix="write or fetch it again")
 
 
-_READERS: dict[str, Callable[[Path], Table]] = {
+_READERS: dict[str, Callable[[Path], DataTable]] = {
     ".txt": _read_txt,
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,

@@ -84,8 +84,8 @@ class _Euclidean(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y, distances = ctx.saved_tensors
         weights = torch.where(distances > 0, upstream.double() / distances, 0.0)
-        found = _pull(x, y, weights, ctx.needs_input_grad, 1.0)
-        x_grad, y_grad = (None if part is None else part.to(ctx.dtype) for part in found)
+        pulls = _pull(x, y, weights, ctx.needs_input_grad, 1.0)
+        x_grad, y_grad = (None if part is None else part.to(ctx.dtype) for part in pulls)
         return x_grad, y_grad
 
 

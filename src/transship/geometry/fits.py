@@ -46,11 +46,11 @@ def procrustes(
         side_b = spectrum(used.part("bb"), precision=moments.precision, where=moments.name)
         cross = side_a.power(-whiten) @ cross @ side_b.power(-whiten)
     cut = default_tolerance(cross, moments.precision) if tolerance is None else tolerance
-    found = polar(cross, complete=complete, tolerance=cut, route=route, where=moments.name)
-    factor = _scale(used, found.factor, found.full_rank) if scale else 1.0
+    rotation = polar(cross, complete=complete, tolerance=cut, route=route, where=moments.name)
+    factor = _scale(used, rotation.factor, rotation.full_rank) if scale else 1.0
     means = _means(moments) if centre else (None, None)
-    details = {"scale": factor, "conditioning": found.conditioning}
-    return LinearMap(found.factor * factor, means[0], means[1], "procrustes", found.rank, cut, details)
+    details = {"scale": factor, "conditioning": rotation.conditioning}
+    return LinearMap(rotation.factor * factor, means[0], means[1], "procrustes", rotation.rank, cut, details)
 
 
 def linear(moments: Moments, *, tolerance: float | None = None) -> LinearMap:
@@ -119,9 +119,9 @@ def _least_squares(
     kind: str,
     tolerance: float | None,
 ) -> LinearMap:
-    found = spectrum(used.part("aa"), tolerance=tolerance, precision=moments.precision, where=moments.name)
-    matrix = found.power(-1.0) @ used.part("ab")
-    return LinearMap(matrix, means[0], means[1], kind, found.rank, found.tolerance)
+    eigen = spectrum(used.part("aa"), tolerance=tolerance, precision=moments.precision, where=moments.name)
+    matrix = eigen.power(-1.0) @ used.part("ab")
+    return LinearMap(matrix, means[0], means[1], kind, eigen.rank, eigen.tolerance)
 
 
 def _about_means(moments: Moments, centre: bool) -> Moments:
@@ -231,10 +231,10 @@ def output_matching(
     """
     if strength < 0:
         raise OptionError(f"strength is {strength}", where=inputs.name, fix="choose 0 or more")
-    found = spectrum(inputs.part("bb"), precision=inputs.precision, where=inputs.name)
-    penalty = strength * found.values.mean()
+    eigen = spectrum(inputs.part("bb"), precision=inputs.precision, where=inputs.name)
+    penalty = strength * eigen.values.mean()
     inverse = (
-        found.power(-1.0) if strength == 0 else (found.vectors / (found.values + penalty)) @ found.vectors.T
+        eigen.power(-1.0) if strength == 0 else (eigen.vectors / (eigen.values + penalty)) @ eigen.vectors.T
     )
     moved: Tensor = output_map.double().T @ update.double() @ inputs.part("ab") @ inverse
     return moved.to(update.dtype)

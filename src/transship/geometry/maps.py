@@ -127,8 +127,8 @@ class LinearMap:
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the arrays by name, for a file that holds more than this map."""
-        found = {name: getattr(self, name) for name in ARRAYS}
-        return {name: array for name, array in found.items() if array is not None}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        return {name: array for name, array in arrays.items() if array is not None}
 
     def metadata(self) -> dict[str, object]:
         """Return what describes the map beside its arrays, as JSON can hold it."""
@@ -232,10 +232,10 @@ def _check_kind(about: Mapping[str, str], kind: str, version: int, where: str) -
             where=where,
             fix="check the path",
         )
-    found = about.get("version", "")
-    if not found.isdigit() or int(found) > version:
+    written = about.get("version", "")
+    if not written.isdigit() or int(written) > version:
         raise DataError(
-            f"has version '{found}', and this transship reads up to {version}",
+            f"has version '{written}', and this transship reads up to {version}",
             where=where,
             fix="update transship, or write the file again",
         )

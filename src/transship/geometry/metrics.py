@@ -57,14 +57,14 @@ def top_k(
     most = right.shape[0] - (own is not None)
     if not 1 <= k <= most:
         raise DataError(f"cannot take {k} of {most} rows", where="top_k", fix="choose a smaller k")
-    found = np.empty((left.shape[0], k), dtype=np.int64)
+    nearest = np.empty((left.shape[0], k), dtype=np.int64)
     for rows in chunks(left.shape[0], chunk):
         scores = left[rows] @ right.T
         if own is not None:
             has = own[rows] >= 0
             scores[np.flatnonzero(has), own[rows][has]] = -np.inf
-        found[rows] = _best(scores, k)
-    return found
+        nearest[rows] = _best(scores, k)
+    return nearest
 
 
 def recall_at(

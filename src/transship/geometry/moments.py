@@ -103,9 +103,9 @@ class Moments:
         name: str = "moments",
     ) -> "Moments":
         """Return the Moments of one set of rows."""
-        made = cls.zeros(a.shape[1], b.shape[1], parts=parts, name=name, device=a.device)
-        made.update(a, b, weights, exact=exact)
-        return made
+        moments = cls.zeros(a.shape[1], b.shape[1], parts=parts, name=name, device=a.device)
+        moments.update(a, b, weights, exact=exact)
+        return moments
 
     @property
     def width_a(self) -> int:
@@ -220,10 +220,10 @@ class Moments:
 
     def to(self, device: torch.device | str) -> "Moments":
         """Return the same Moments on another device (sharing memory where they are there already)."""
-        made = self.with_sides()
+        moved = self.with_sides()
         for name in ("sum_a", "sum_b", "square_a", "square_b", *self.parts):
-            setattr(made, name, getattr(self, name).to(device))
-        return made
+            setattr(moved, name, getattr(self, name).to(device))
+        return moved
 
     def copy(self) -> "Moments":
         """Return Moments that share no memory with these."""
@@ -231,7 +231,7 @@ class Moments:
 
     def scaled(self, factor: float) -> "Moments":
         """Return the Moments of the same rows with all weights multiplied by `factor`."""
-        made = Moments(
+        scaled = Moments(
             self.count * factor,
             self.sum_a * factor,
             self.sum_b * factor,
@@ -242,8 +242,8 @@ class Moments:
             name=self.name,
         )
         for part in self.parts:
-            setattr(made, part, getattr(self, part) * factor)
-        return made
+            setattr(scaled, part, getattr(self, part) * factor)
+        return scaled
 
     def interpolate(self, other: "Moments", fraction: float) -> "Moments":
         """Return (1 − f) of these plus f of `other`: the pair between two blocks, for other depths."""
@@ -269,39 +269,39 @@ class Moments:
         self, aa: Float[Tensor, "a a"] | None = None, bb: Float[Tensor, "b b"] | None = None
     ) -> "Moments":
         """Return these Moments completed by one-sided parts that several pairs share (not copied)."""
-        made = self.swapped().swapped()
-        made.aa = self.aa if aa is None else aa
-        made.bb = self.bb if bb is None else bb
-        return made
+        completed = self.swapped().swapped()
+        completed.aa = self.aa if aa is None else aa
+        completed.bb = self.bb if bb is None else bb
+        return completed
 
     def centred(self) -> "Moments":
         """Return the Moments about the means: Σ w (a − μ_a)(b − μ_b)ᵀ and its siblings, with zero sums."""
         if self.count <= 0:
             raise NumericalError("no rows were counted", where=self.name, fix="collect at least one input")
         mean_a, mean_b = self.sum_a / self.count, self.sum_b / self.count
-        made = self.scaled(1.0)
-        made.sum_a, made.sum_b = torch.zeros_like(self.sum_a), torch.zeros_like(self.sum_b)
+        centred = self.scaled(1.0)
+        centred.sum_a, centred.sum_b = torch.zeros_like(self.sum_a), torch.zeros_like(self.sum_b)
         # rounding may leave a dead feature slightly below zero
-        made.square_a = (self.square_a - self.sum_a * mean_a).clamp_min_(0.0)
-        made.square_b = (self.square_b - self.sum_b * mean_b).clamp_min_(0.0)
-        if made.aa is not None:
-            made.aa.addr_(self.sum_a, mean_a, alpha=-1.0)
-        if made.bb is not None:
-            made.bb.addr_(self.sum_b, mean_b, alpha=-1.0)
-        if made.ab is not None:
-            made.ab.addr_(self.sum_a, mean_b, alpha=-1.0)
-        return made
+        centred.square_a = (self.square_a - self.sum_a * mean_a).clamp_min_(0.0)
+        centred.square_b = (self.square_b - self.sum_b * mean_b).clamp_min_(0.0)
+        if centred.aa is not None:
+            centred.aa.addr_(self.sum_a, mean_a, alpha=-1.0)
+        if centred.bb is not None:
+            centred.bb.addr_(self.sum_b, mean_b, alpha=-1.0)
+        if centred.ab is not None:
+            centred.ab.addr_(self.sum_a, mean_b, alpha=-1.0)
+        return centred
 
     def part(self, name: Part) -> Float[Tensor, "rows columns"]:
         """Return one of aa, bb, ab; a clear error when it was not collected."""
-        found: Tensor | None = getattr(self, name)
-        if found is None:
+        part: Tensor | None = getattr(self, name)
+        if part is None:
             raise OptionError(
                 f"the part '{name}' was not collected",
                 where=self.name,
                 fix=f"collect with parts {{'{name}', …}}",
             )
-        return found
+        return part
 
     def check(self, where: str | None = None) -> "Moments":
         """Return these Moments; raise NumericalError with the site's name when a number is NaN or Inf."""
@@ -318,10 +318,10 @@ class Moments:
     @classmethod
     def load(cls, path: str | Path) -> "Moments":
         """Read what `save` wrote."""
-        found = load_moments(path)
-        if len(found) != 1:
-            raise DataError(f"holds {len(found)} Moments", where=str(path), fix="read it with load_moments")
-        return next(iter(found.values()))
+        loaded = load_moments(path)
+        if len(loaded) != 1:
+            raise DataError(f"holds {len(loaded)} Moments", where=str(path), fix="read it with load_moments")
+        return next(iter(loaded.values()))
 
 
 def save_moments(path: str | Path, moments: dict[str, Moments]) -> None:
@@ -329,17 +329,17 @@ def save_moments(path: str | Path, moments: dict[str, Moments]) -> None:
     arrays: dict[str, Tensor] = {}
     index: dict[str, dict[str, object]] = {}
     seen: dict[tuple[int, tuple[int, ...], tuple[int, ...]], str] = {}
-    for number, (name, one) in enumerate(moments.items()):
+    for number, (name, each) in enumerate(moments.items()):
         keys: dict[str, str] = {}
-        for part in ("sum_a", "sum_b", "square_a", "square_b", *one.parts):
-            tensor: Tensor = getattr(one, part)
+        for part in ("sum_a", "sum_b", "square_a", "square_b", *each.parts):
+            tensor: Tensor = getattr(each, part)
             place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
             keys[part] = seen.setdefault(place, f"{number}.{part}")
             arrays.setdefault(keys[part], tensor)
-        if one.marks is not None:
+        if each.marks is not None:
             keys["marks"] = f"{number}.marks"
-            arrays[keys["marks"]] = one.marks
-        index[name] = {"count": one.count, "exact": one.exact, "arrays": keys}
+            arrays[keys["marks"]] = each.marks
+        index[name] = {"count": each.count, "exact": each.exact, "arrays": keys}
     write_arrays(path, arrays, {"format": FORMAT, "version": str(VERSION), "index": json.dumps(index)})
 
 

@@ -53,16 +53,16 @@ def ridge(
     if moments.count <= 0:
         raise NumericalError("no rows were counted", where=moments.name, fix="collect at least one input")
     used = moments.centred() if centre else moments
-    found = spectrum(used.part("aa"), precision=moments.precision, where=moments.name)
-    unit = float(found.values.mean()) if relative else 1.0
-    projected = found.vectors.T @ used.part("ab")
+    eigen = spectrum(used.part("aa"), precision=moments.precision, where=moments.name)
+    unit = float(eigen.values.mean()) if relative else 1.0
+    projected = eigen.vectors.T @ used.part("ab")
     details: dict[str, float] = {}
     if strength is None:
-        scores = gcv(used, strengths, unit=unit, centre=centre, _found=(found, projected))
+        scores = gcv(used, strengths, unit=unit, centre=centre, _found=(eigen, projected))
         best = int(scores.argmin())
         strength, details["gcv"] = float(strengths[best]), float(scores[best])
         details |= _at_the_end(scores, strengths)
-        if 2 * found.rank > used.distinct and _still_falls(scores, strengths, float(used.square_b.sum())):
+        if 2 * eigen.rank > used.distinct and _still_falls(scores, strengths, float(used.square_b.sum())):
             warnings.warn(
                 f"{moments.name}: the best λ is the least of {len(strengths)}, which nearly interpolates the "
                 "rows; give more rows, or a strength",
@@ -72,9 +72,9 @@ def ridge(
     _check_strength(strength, moments.name)
     penalty = strength * unit
     details |= {"strength": strength, "lambda": penalty}
-    matrix = found.vectors @ (projected * _shrunk_inverse(found, penalty)[:, None])
+    matrix = eigen.vectors @ (projected * _shrunk_inverse(eigen, penalty)[:, None])
     means = (moments.sum_a / moments.count, moments.sum_b / moments.count) if centre else (None, None)
-    return LinearMap(matrix, means[0], means[1], "ridge", found.rank, found.tolerance, details)
+    return LinearMap(matrix, means[0], means[1], "ridge", eigen.rank, eigen.tolerance, details)
 
 
 def gcv(
@@ -87,8 +87,8 @@ def gcv(
 ) -> Float[Tensor, " strengths"]:
     """Return the GCV score of every λ = strength × unit, from Moments that are centred if they should be."""
     if _found is None:
-        found = spectrum(centred.part("aa"), precision=centred.precision, where=centred.name)
-        _found = found, found.vectors.T @ centred.part("ab")
+        eigen = spectrum(centred.part("aa"), precision=centred.precision, where=centred.name)
+        _found = eigen, eigen.vectors.T @ centred.part("ab")
     values, energies = _found[0].values, _found[1].square().sum(1)
     total, rows, scores = centred.square_b.sum(), centred.distinct, []
     for strength in strengths:
@@ -157,7 +157,7 @@ def ridge_loo(
     mean_x, mean_y = x.mean(0), y.mean(0)
     if centre:
         x, y = x - mean_x, y - mean_y
-    values, scores, vectors, found = _principal(x)
+    values, scores, vectors, eigen = _principal(x)
     unit = float(values.sum()) / x.shape[1]
     grid = [strength * unit for strength in STRENGTHS] if penalties is None else list(penalties)
     projected = scores.T @ y
@@ -185,7 +185,7 @@ def ridge_loo(
         "loo": float(errors.min()),
         **end,
     }
-    fitted = LinearMap(matrix, means[0], means[1], "ridge", found.rank, found.tolerance, details)
+    fitted = LinearMap(matrix, means[0], means[1], "ridge", eigen.rank, eigen.tolerance, details)
     predictions = y - left_out(best, scores, projected, y) + (mean_y if centre else 0.0)
     return LeaveOneOut(fitted, best, errors, predictions)
 
@@ -237,11 +237,11 @@ def _still_falls(scores: Tensor, strengths: Sequence[float], variance: float) ->
 def _principal(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Spectrum]:
     """Return E, Z = X V and V on the observed directions of XᵀX."""
     if x.shape[0] >= x.shape[1]:
-        found = spectrum(x.T @ x, where="ridge_loo")
-        return found.kept, x @ found.basis, found.basis, found
-    found = spectrum(x @ x.T, where="ridge_loo")
-    roots = found.kept.sqrt()
-    return found.kept, found.basis * roots, x.T @ (found.basis / roots), found
+        eigen = spectrum(x.T @ x, where="ridge_loo")
+        return eigen.kept, x @ eigen.basis, eigen.basis, eigen
+    eigen = spectrum(x @ x.T, where="ridge_loo")
+    roots = eigen.kept.sqrt()
+    return eigen.kept, eigen.basis * roots, x.T @ (eigen.basis / roots), eigen
 
 
 def _shrunk_inverse(found: Spectrum, penalty: float) -> Tensor:

@@ -348,12 +348,12 @@ def _programme(costs: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # the marginals must agree to the last digit, or the programme has no solution
     right = np.concatenate([a / a.sum(), b / b.sum()])
     equalities = scipy.sparse.vstack([rows, columns]).tocsr()[:-1]
-    found = scipy.optimize.linprog(costs.ravel(), A_eq=equalities, b_eq=right[:-1], method="highs")  # type: ignore[call-overload]
-    if found.status != 0:
+    solution = scipy.optimize.linprog(costs.ravel(), A_eq=equalities, b_eq=right[:-1], method="highs")  # type: ignore[call-overload]
+    if solution.status != 0:
         raise NumericalError(
-            f"no optimal plan: {found.message}", where="wasserstein_exact", fix="check the weights"
+            f"no optimal plan: {solution.message}", where="wasserstein_exact", fix="check the weights"
         )
-    return np.asarray(found.x).reshape(n, m).clip(min=0.0)
+    return np.asarray(solution.x).reshape(n, m).clip(min=0.0)
 
 
 def _check_size(size: int, most: int, what: str) -> None:

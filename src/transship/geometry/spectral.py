@@ -139,9 +139,9 @@ def polar(
         raise NumericalError("the cross moment holds NaN or Inf", where=where, fix="check the Moments")
     cut = default_tolerance(matrix) if tolerance is None else tolerance
     if route == "gram" or (route == "auto" and _gram_pays(matrix)):
-        found = _gram(matrix, cut)
-        if found is not None:
-            factor, values = found
+        by_gram = _gram(matrix, cut)
+        if by_gram is not None:
+            factor, values = by_gram
             return Polar(factor.to(cross.dtype), values.numel(), cut, values, "gram")
     u, values, vt = torch.linalg.svd(matrix, full_matrices=False)
     rank = observed_rank(values, cut)
@@ -245,10 +245,10 @@ def _canonical_basis(isometry: Tensor, size: int) -> Tensor:
     Ties (to 1e-9) go to the first axis, so rounding does not choose.
     """
     left = torch.eye(isometry.shape[0], dtype=isometry.dtype, device=isometry.device) - isometry @ isometry.T
-    found = []
+    columns = []
     for _ in range(size):
         reach = left.diagonal()
         first = int((reach > reach.max() - 1e-9).nonzero()[0])
-        found.append(left[:, first] / left[:, first].norm())
-        left = left - torch.outer(found[-1], found[-1] @ left)
-    return torch.stack(found, 1)
+        columns.append(left[:, first] / left[:, first].norm())
+        left = left - torch.outer(columns[-1], columns[-1] @ left)
+    return torch.stack(columns, 1)
