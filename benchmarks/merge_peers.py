@@ -23,9 +23,9 @@ from benchmarks._mergekit import ENVIRONMENT, ROOT, mergekit_python
 from transship import checkpoints
 from transship.checkpoints import Checkpoint
 from transship.verbs.merge.api import Merge, merge
-from transship.verbs.merge.plan import MergePlan
-from transship.verbs.merge.recipe.plan.steps import Step
-from transship.verbs.merge.recipe.plan.tokenizers import read_vocabulary
+from transship.verbs.merge.recipe.plan.merge import MergePlan
+from transship.verbs.merge.recipe.plan.steps import TensorStep
+from transship.verbs.merge.recipe.plan.words import read_vocabulary
 from transship.verbs.merge.recipe.run.tensors import Tensors
 
 RECIPES = ROOT / "tests" / "verbs" / "merge" / "recipes"
@@ -201,7 +201,7 @@ def _compare(
     return equal, beyond, entries, missing
 
 
-def _decided_by_precision(plan: MergePlan, step: Step) -> npt.NDArray[np.bool_]:
+def _decided_by_precision(plan: MergePlan, step: TensorStep) -> npt.NDArray[np.bool_]:
     """Return the entries that arcee_fusion keeps in float64 and drops in float32, or the other way round."""
     import torch
 
@@ -248,7 +248,7 @@ def _words(checkpoint: Checkpoint) -> Mapping[str, int]:
     return found
 
 
-def _at_threshold(plan: MergePlan, step: Step) -> npt.NDArray[np.bool_]:
+def _at_threshold(plan: MergePlan, step: TensorStep) -> npt.NDArray[np.bool_]:
     """Return the entries whose magnitude, in some model, equals one at which trimming cuts."""
     operands = Tensors(plan).operands(step)
     whole = slice(0, operands.size)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import transship as ts
 from transship import parallel
+from transship.atomic import check_target, locked
 from transship.cli.options import (
     device_options,
     local_model,
@@ -18,16 +20,27 @@ from transship.cli.options import (
     output_options,
     print_json,
     seed_option,
+    show,
+)
+from transship.cli.settings import read_settings, settings_options
+from transship.numerics import MemoryBudget
+from transship.progress import Bars
+from transship.verbs.merge.settings import (
+    AddSettings,
+    PlanSettings,
+    RemoveSettings,
+    RunSettings,
+    StartSettings,
 )
 
 if TYPE_CHECKING:
-    from transship.verbs.merge.fusion.engine import Fusion
-    from transship.verbs.merge.plan import MergePlan
-    from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
+    from transship.data import Dataset
+    from transship.verbs.merge.fusion import Fusion
 
 RECIPE = click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
 OUT = click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-PICKLE = click.option("--allow-pickle", is_flag=True, help="Read .bin and .pt files too (weights only).")
+NEW = click.argument("out", type=click.Path(path_type=Path))
+OPENING = ("device", "device_map", "trust_remote_code", "allow_pickle")
 
 
 @click.group("merge")
@@ -39,89 +52,46 @@ def command() -> None:
 @RECIPE
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON, every tensor of it.")
 @memory_option
-@PICKLE
+@settings_options(PlanSettings, only=["allow_pickle"])
 def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: bool) -> None:
     """Show what RECIPE will do: tensors, tokens, bytes and memory. No weights are read.
 
     What `merge run` with the same --memory would refuse is refused.
     """
-    from transship.numerics import parse_bytes
-    from transship.verbs.merge.api import merge
-
-    merged = merge(recipe, allow_pickle=allow_pickle)
-    if memory is not None:
-        merged.check_memory(parse_bytes(memory))
-    found = merged.plan
-    if as_json:
-        print_json(found.as_dict())
-    else:
-        click.echo(found.text())
+    merge = ts.merge(recipe, allow_pickle=allow_pickle)
+    merge.check(RunSettings(memory=memory))
+    show(merge.plan.page(), as_json=as_json)
 
 
 @command.command("run", epilog="Example: transship merge run recipe.yaml merged")
 @RECIPE
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--seed", type=int, default=None, help="Fixes the random methods; the recipe's seed by default."
-)
-@click.option(
-    "--jobs", type=int, default=1, show_default=True, help="Threads that make tensors; same result for any."
-)
-@memory_option
-@device_options
-@click.option("--dtype", default=None, help="What models run in where data is read; float32 by default.")
-@PICKLE
+@NEW
+@settings_options(PlanSettings, only=["seed"])
+@settings_options(RunSettings)
+@settings_options(PlanSettings, only=["allow_pickle"])
 @output_options
 def run_command(
-    recipe: Path,
-    out: Path,
-    seed: int | None,
-    jobs: int,
-    memory: str | None,
-    device: str,
-    device_map: str | None,
-    dtype: str | None,
-    allow_pickle: bool,
-    as_json: bool,
-    report: Path | None,
-    force: bool,
+    recipe: Path, out: Path, as_json: bool, report: Path | None, force: bool, **given: Any
 ) -> None:
     """Carry RECIPE out and write the merged model to the folder OUT.
 
     Recipes are written as mergekit documents them; docs/from-mergekit.md lists what differs.
     """
-    from transship.numerics import parse_bytes
-    from transship.progress import Bars
-    from transship.verbs.merge.api import merge
-
-    merged = merge(recipe, seed=seed, allow_pickle=allow_pickle)
-    limit = None if memory is None else parse_bytes(memory)
-    merged.threads(jobs, limit)
-    click.echo(_not_merged(merged.plan) if as_json else merged.plan.text(), err=True, nl=not as_json)
-    result = merged.run(
-        out,
-        force=force,
-        jobs=jobs,
-        memory=limit,
-        progress=Bars(),
-        opening={"device": device, "device_map": device_map, "dtype": dtype},
-    )
+    settings = read_settings(RunSettings, given)
+    merge = ts.merge(recipe, **vars(read_settings(PlanSettings, given)))
+    merge.check(settings)
+    click.echo(ts.report.terminal.render(merge.plan.page()), err=True)
+    result = merge.run(out, force=force, progress=Bars(), **vars(settings))
     if not parallel.is_main():
         return
     if report is not None:
         result.report(report, force=force)
     if as_json:
-        print_json(result.as_dict())
-    else:
-        for line in result.lines():
-            click.echo(line, err=True)
-        click.echo(str(out))
-
-
-def _not_merged(plan: MergePlan | AdapterMerge) -> str:
-    """Return the lines of a plan on tensors that are not merged, as not all models have them."""
-    lines = plan.text().splitlines(keepends=True)
-    return "".join(line.rstrip() + "\n" for line in lines if line.startswith(("copied ", "dropped ")))
+        show(result.page(), as_json=True)
+        return
+    if learnt := result.sections():
+        click.echo(ts.report.terminal.render(ts.report.Page("", sections=learnt)), err=True)
+    click.echo(str(out))
 
 
 def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
@@ -132,87 +102,47 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
 @command.command(
     "start", epilog="Example: transship merge start merged --base all-MiniLM-L6-v2 --keep-inputs 500"
 )
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--base", required=True, help="The model that all fine-tunes were made from.")
-@click.option(
-    "--method",
-    default="auto",
-    show_default=True,
-    help="How models join; see `transship methods merge`. auto: average.",
-)
+@NEW
+@settings_options(StartSettings, only=["base", "method"])
 @click.option(
     "-o", "--option", nargs=2, multiple=True, metavar="NAME VALUE", help="A parameter of the method."
 )
-@click.option(
-    "--heads",
-    multiple=True,
-    default=("auto",),
-    show_default=True,
-    help="own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are compared, the first "
-    "is saved. auto: carried-polished with kept inputs, carried-once without.",
-)
+@settings_options(StartSettings, only=["heads"])
 @click.option(
     "--head-option", nargs=2, multiple=True, metavar="NAME VALUE", help="A setting of how heads are fitted."
 )
-@click.option(
-    "--keep-inputs",
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="How many inputs of each task may be kept in OUT; heads stay fresh with some.",
-)
-@click.option(
-    "--strength",
-    default="auto",
-    show_default=True,
-    help="Of the merged vector: a number, norm or validation. auto: norm for method auto with kept inputs, "
-    "else 1.",
-)
-@click.option("--batch-size", default=64, show_default=True, help="Inputs per forward pass.")
+@settings_options(StartSettings, without=["base", "method", "heads"])
 @seed_option
 @_model_choices
 @memory_option
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def start_command(out: Path, base: str, **given: Any) -> None:
+def start_command(
+    out: Path,
+    option: tuple[tuple[str, str], ...],
+    head_option: tuple[tuple[str, str], ...],
+    memory: str | None,
+    force: bool,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Start a fusion in the folder OUT: fine-tunes of one base will join it one after another."""
-    from transship.atomic import check_target
-    from transship.verbs.merge.fusion import Fusion
-
-    check_target(out, force=given["force"])
-    if given["memory"] is not None:
-        _check_start(given["memory"], base)
-    fusion = Fusion(
-        local_model(base),
-        given["method"],
-        options=dict(given["option"]),
-        heads=given["heads"],
-        head_options=dict(given["head_option"]),
-        keep_inputs=given["keep_inputs"],
-        strength=given["strength"],
-        seed=given["seed"],
-        batch_size=given["batch_size"],
-        device=given["device"],
-        device_map=given["device_map"],
-        trust_remote_code=given["trust_remote_code"],
-        allow_pickle=given["allow_pickle"],
-    )
-    fusion.save(out, force=given["force"])
-    _show_status(out, given["as_json"])
+    check_target(out, force=force)
+    settings: dict[str, Any] = vars(read_settings(StartSettings, given))
+    base = local_model(settings.pop("base"))
+    if memory is not None:
+        _check_start(memory, base)
+    heads = settings.pop("heads") or "auto"
+    opening = {name: given[name] for name in (*OPENING, "seed")}
+    options: dict[str, Any] = {"options": dict(option), "head_options": dict(head_option), "heads": heads}
+    ts.Fusion(base, **settings, **options, **opening).save(out, force=force)
+    _show_status(out, as_json)
 
 
 @command.command("add", epilog="Example: transship merge add merged tuned-trec --data trec.parquet")
 @OUT
 @click.argument("tuned")
-@click.option("--data", default=None, help="Inputs of the task; test rows in it are only measured on.")
-@click.option("--column", default=None, help="The column of DATA that holds the inputs.")
-@click.option("--label", default=None, help="The column of DATA that holds the labels.")
-@click.option("--test", default=None, help="Other data to measure on.")
-@click.option("--name", default=None, help="What the task is called; the folder's name by default.")
-@click.option("--inputs", default=1000, show_default=True, help="At most so many inputs are read.")
-@click.option(
-    "--test-rows", default=1000, show_default=True, help="At most so many test rows are measured on."
-)
+@settings_options(AddSettings)
 @_model_choices
 @memory_option
 @output_options
@@ -221,25 +151,24 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 
     A killed run leaves OUT as it was, and the same command can be run again.
     """
-    columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
+    settings = read_settings(AddSettings, given)
+    columns = settings.columns
 
     def work(fusion: Fusion) -> None:
-        from transship.data import load
-
-        data = None if given["data"] is None else load(given["data"], **columns)
-        test = None if given["test"] is None else load(given["test"], **columns)
+        data = None if settings.data is None else ts.data.load(settings.data, **columns)
+        test = None if settings.test is None else ts.data.load(settings.test, **columns)
         _check_memory(given["memory"], fusion, tuned, data)
-        reopen, rows = None, given["test_rows"]
-        if test is not None:
-            reopen = {"test": {"reference": _full(given["test"]), "rows": rows, **columns}}
-        elif data is not None and data.splits is not None:
-            reopen = {"test": {"reference": _full(given["data"]), "split": "test", "rows": rows, **columns}}
+        reopen, rows = None, settings.test_rows
+        if settings.test is not None:
+            reopen = {"test": {"reference": _full(settings.test), "rows": rows, **columns}}
+        elif settings.data is not None and data is not None and data.splits is not None:
+            reopen = {"test": {"reference": _full(settings.data), "split": "test", "rows": rows, **columns}}
         fusion.add(
             local_model(tuned),
             data,
             test=test,
-            name=given["name"],
-            inputs=given["inputs"],
+            name=settings.name,
+            inputs=settings.inputs,
             test_rows=rows,
             reopen=reopen,
         )
@@ -250,9 +179,7 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 @command.command("remove", epilog="Example: transship merge remove merged tuned-trec")
 @OUT
 @click.argument("tuned")
-@click.option("--data", default=None, help="The same data as when it was added, where the method reads any.")
-@click.option("--column", default=None, help="The column of DATA that holds the inputs.")
-@click.option("--label", default=None, help="The column of DATA that holds the labels.")
+@settings_options(RemoveSettings)
 @_model_choices
 @memory_option
 @output_options
@@ -261,12 +188,10 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
 
     Only where the method's state is a sum over models: average, task-arithmetic, regmean, fisher.
     """
-    columns = {name: given[name] for name in ("column", "label") if given[name] is not None}
+    settings = read_settings(RemoveSettings, given)
 
     def work(fusion: Fusion) -> None:
-        from transship.data import load
-
-        data = None if given["data"] is None else load(given["data"], **columns)
+        data = None if settings.data is None else ts.data.load(settings.data, **settings.columns)
         _check_memory(given["memory"], fusion, tuned, data)
         fusion.remove(local_model(tuned), data)
 
@@ -279,49 +204,41 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
 @output_options
 def status_command(out: Path, memory: str | None, as_json: bool, report: Path | None, force: bool) -> None:
     """Show what is in the fusion in OUT: tasks, accuracies, and the bytes that it keeps."""
-    from transship.numerics import MemoryBudget
-
     # a page runs the merged model on kept inputs, which takes what starting does
     MemoryBudget.parse(memory).require(0, f"reading {out}")
     if report is not None:
         if memory is not None:
             _check_start(memory, str(out))
-        from transship.verbs.merge.fusion import Fusion
-
-        Fusion.load(out).report(report, force=force)
+        ts.Fusion.load(out).report(report, force=force)
     _show_status(out, as_json)
 
 
 def _check_start(allowed: str, base: str) -> None:
     """Refuse a base that does not fit: its weights as they are run, once more while they are written."""
-    from transship.checkpoints.footprint import Footprint
-    from transship.numerics import MemoryBudget
+    from transship.checkpoints.footprint import Footprint  # start-up: numpy
 
     model = Footprint.of(local_model(base))
     MemoryBudget.parse(allowed).require(3 * model.weights + model.forward(1), f"reading {base}")
 
 
-def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Any) -> None:
+def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Dataset | None) -> None:
     """Refuse a fine-tune that does not fit; leaving takes what joining does."""
     if allowed is None:
         return
-    from transship.numerics import MemoryBudget
-    from transship.verbs.merge.fusion.needs import adding_bytes
+    from transship.verbs.merge.fusion.needs import adding_bytes  # start-up: torch
 
     MemoryBudget.parse(allowed).require(adding_bytes(fusion, local_model(tuned), data), f"reading {tuned}")
 
 
-def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> None:
-    from transship.atomic import check_target, locked
-    from transship.verbs.merge.fusion import Fusion
-    from transship.verbs.merge.fusion.state import read_about
+def _change(out: Path, given: dict[str, Any], work: Callable[[Fusion], None]) -> None:
+    from transship.verbs.merge.fusion.state import read_about  # start-up: torch
 
     read_about(out)
     if given["report"] is not None:
         check_target(given["report"], force=given["force"])
-    opening = {name: given[name] for name in ("device", "device_map", "trust_remote_code", "allow_pickle")}
+    opening = {name: given[name] for name in OPENING}
     with locked(out) if parallel.is_main() else contextlib.nullcontext():
-        fusion = Fusion.load(out, **opening)
+        fusion = ts.Fusion.load(out, **opening)
         work(fusion)
         if not parallel.is_main():
             return
@@ -333,13 +250,13 @@ def _change(out: Path, given: dict[str, Any], work: Callable[[Any], None]) -> No
 
 
 def _show_status(out: Path, as_json: bool) -> None:
-    from transship.verbs.merge.fusion.status import status, status_lines
+    from transship.verbs.merge.fusion.status import status, status_lines  # start-up: torch
 
-    found = status(out)
+    facts = status(out)
     if as_json:
-        print_json(found)
+        print_json(facts)
     else:
-        click.echo("\n".join(status_lines(found)))
+        click.echo("\n".join(status_lines(facts)))
 
 
 def _full(reference: str) -> str:

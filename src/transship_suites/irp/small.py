@@ -132,7 +132,7 @@ def _methods(data: str, crossing: bool) -> dict[str, Any]:
 
 
 def _cosines(a: Any, b: Any) -> Any:
-    from transship.verbs.translate.maps.vectors import unit_rows
+    from transship.verbs.translate.nearest import unit_rows
 
     return (unit_rows(a) * unit_rows(b)).sum(1)
 

@@ -16,7 +16,7 @@ def glosses(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one pair of encoders with every number of anchors."""
     import numpy as np
 
-    from transship.verbs.translate.maps.vectors import neighbours, overlap
+    from transship.verbs.translate.nearest import neighbours, overlap
 
     options = context.options
     sizes = options["anchors"]
@@ -88,7 +88,7 @@ def _mixed(
 ) -> Iterator[Measurement]:
     """Measure an index of which every second row is native by now and the others are translated."""
     from transship.verbs.translate.fit.quality import restore_variance
-    from transship.verbs.translate.maps.vectors import unit_rows
+    from transship.verbs.translate.nearest import unit_rows
 
     restored = restore_variance(fitted, predicted, target).transform(gallery[0])
     for name, rows in (("half native", moved), ("half native, variance restored", restored)):
@@ -104,7 +104,7 @@ def _rescored(
     import numpy as np
 
     from transship.verbs.translate import Procrustes
-    from transship.verbs.translate.maps.vectors import neighbours, overlap, unit_rows
+    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
     old, new = gallery
     queries = new[asked]

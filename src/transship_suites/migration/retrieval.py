@@ -17,7 +17,7 @@ def retrieval(case: Case, context: Context) -> Iterator[Measurement]:
     import numpy as np
 
     from transship.verbs.translate import KernelRidge, Procrustes, Ridge, ndcg
-    from transship.verbs.translate.maps.vectors import neighbours, overlap, unit_rows
+    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 
     name = str(case["corpus"])
     documents, queries, relevance = collection(name, context.options["words"])
@@ -66,7 +66,7 @@ def _out_of_sample(method: Any, old: Any, new: Any, chosen: Any) -> tuple[Any, A
     No row is scored by a map that saw it.
     """
     from transship.verbs.translate.fit.quality import stretch, variance_axes
-    from transship.verbs.translate.maps.vectors import unit_rows
+    from transship.verbs.translate.nearest import unit_rows
 
     fitted = method.fit(old[chosen], new[chosen])
     moved = fitted.transform(old)
@@ -102,7 +102,7 @@ def _by_folds(
     """Measure methods whose leave-one-out has no closed form: their anchors' own rows come from ten folds."""
     from transship.verbs.translate import InverseRelativeProjection, Procrustes
     from transship.verbs.translate.fit.quality import folds
-    from transship.verbs.translate.maps.vectors import unit_rows
+    from transship.verbs.translate.nearest import unit_rows
     from transship_suites.materials.embeddings import latentis_recipe
 
     x, y = old[chosen], new[chosen]

@@ -12,10 +12,11 @@ import pytest
 
 from transship import checkpoints
 from transship.errors import CheckpointError, NumericalError, OptionError, TransshipWarning
+from transship.report import terminal
 from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import plan
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
-from transship.verbs.merge.recipe.plan.headed import headed_config
+from transship.verbs.merge.recipe.plan.models import headed_config
 
 pytestmark = pytest.mark.slow
 LABELS = {"lora-mood": 2, "lora-topic": 4}
@@ -85,7 +86,7 @@ def test_adapters_with_heads_give_an_adapter_for_each_task_that_peft_loads(adapt
     import torch
     import transformers
 
-    assert "head      lora-topic: classifier.bias, classifier.weight" in plan(recipe()).text()
+    assert "lora-topic  classifier.bias, classifier.weight" in terminal.render(plan(recipe()).page())
     out = merge(recipe()).save(tmp_path / "out")
     assert sorted(path.name for path in out.iterdir()) == sorted(LABELS)
     alone = {name: dense(name) for name in LABELS}
@@ -162,7 +163,7 @@ def test_a_plan_of_adapters_reads_no_weights(adapters: Path, monkeypatch: pytest
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(checkpoints.WeightFile, "raw", refuse)
-    assert "tensors   6 with rank 5" in plan(recipe()).text()
+    assert "tensors: 6 with rank 5" in terminal.render(plan(recipe()).page())
 
 
 def test_adapters_of_different_bases_are_refused_unless_the_recipe_allows_it(adapters: Path):

@@ -16,12 +16,14 @@ from transship.checkpoints.write import TensorPlan, write_file
 from transship.errors import NumericalError, OptionError
 from transship.registry import method_class, method_names
 from transship.verbs.merge import protocol
-from transship.verbs.merge.api import ROOM, merge
+from transship.verbs.merge.api import ROOM, merge, threads
 from transship.verbs.merge.methods.dare_linear import DareLinear
 from transship.verbs.merge.methods.della_linear import DellaLinear
-from transship.verbs.merge.plan import MergePlan
+from transship.verbs.merge.plan import plan
+from transship.verbs.merge.recipe.plan.merge import MergePlan
 from transship.verbs.merge.recipe.plan.models import sampled_fingerprint
 from transship.verbs.merge.recipe.run.ahead import Ahead
+from transship.verbs.merge.settings import RunSettings
 
 Make = Callable[..., None]
 RECIPES: dict[str, dict[str, Any]] = {
@@ -123,17 +125,21 @@ def test_a_nan_is_blamed_on_its_input_whatever_the_threads(toys: Make, tmp_path:
 
 
 def test_memory_bounds_the_threads(toys: Make):
-    found = merge(RECIPES["ties-global"] | {"models": [{"model": "a"}, {"model": "b"}]})
-    assert isinstance(found.plan, MergePlan)
-    assert found.threads(4, None) == (4, ROOM)
-    assert found.threads(4, 10**12) == (4, ROOM)
-    assert found.threads(4, found.plan.peak_memory) == (1, 0)
-    two = found.plan.memory_of(2) + found.plan.largest_output + 77
-    assert found.threads(4, two) == (2, 77)
+    found = plan(RECIPES["ties-global"] | {"models": [{"model": "a"}, {"model": "b"}]})
+    assert isinstance(found, MergePlan)
+
+    def allowed(jobs: int, memory: int | str | None) -> tuple[int, int]:
+        return threads(found, RunSettings(jobs=jobs, memory=memory))
+
+    assert allowed(4, None) == (4, ROOM)
+    assert allowed(4, "1TB") == (4, ROOM)
+    assert allowed(4, found.peak_memory) == (1, 0)
+    two = found.memory_of(2) + found.largest_output + 77
+    assert allowed(4, two) == (2, 77)
     with pytest.raises(OptionError, match="--memory"):
-        found.threads(4, 1000)
+        allowed(4, 1000)
     with pytest.raises(OptionError, match="--jobs: 0 threads"):
-        found.threads(0, None)
+        allowed(0, None)
 
 
 def test_finished_tensors_never_take_more_than_the_room(tmp_path: Path):

@@ -12,9 +12,11 @@ import pytest
 from transship import checkpoints
 from transship.errors import OptionError
 from transship.verbs.merge.api import merge
-from transship.verbs.merge.plan import MergePlan, plan
+from transship.verbs.merge.plan import plan
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
-from transship.verbs.merge.recipe.plan.tokenizers import CHAT_TEMPLATES, read_vocabulary
+from transship.verbs.merge.recipe.plan.merge import MergePlan
+from transship.verbs.merge.recipe.plan.words import read_vocabulary
+from transship.verbs.merge.recipe.read.sources import CHAT_TEMPLATES
 from transship.verbs.merge.recipe.run.tensors import Tensors
 
 RECIPES = sorted((Path(__file__).parent / "recipes").glob("*.yaml"))

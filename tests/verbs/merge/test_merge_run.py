@@ -12,8 +12,12 @@ import pytest
 
 from transship import checkpoints
 from transship.errors import CheckpointError, OptionError
+from transship.report import terminal
+from transship.report.json import document as json_document
 from transship.verbs.merge.api import merge
-from transship.verbs.merge.plan import MergePlan, plan
+from transship.verbs.merge.plan import plan
+from transship.verbs.merge.recipe.plan.merge import MergePlan
+from transship.verbs.merge.settings import RunSettings
 
 Make = Callable[..., None]
 
@@ -90,13 +94,13 @@ def test_a_plan_reads_no_weights_and_names_every_tensor(toys: Make, monkeypatch:
     monkeypatch.setattr(checkpoints.WeightFile, "raw", refuse)
     found = plan(recipe("ties", base="base"))
     assert isinstance(found, MergePlan)
-    data = found.as_dict()
+    data = json_document(found.page())
     assert {one["name"] for one in data["tensors"]} == {"embed.weight", "norm.weight"} | {
         f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("attn", "mlp")
     }
     assert data["bytes_written"] == 4 * (9 * 6 + 6 + 4 * 36)
     assert data["bytes_read"] == 3 * data["bytes_written"]
-    assert "ties of a, b, base" in found.text()
+    assert found.page().title == "ties of a, b, base"
 
 
 def test_the_config_comes_from_the_base_or_else_from_the_first_model(toys: Make, safetensors_models: Make):
@@ -172,12 +176,12 @@ def test_tensors_that_not_all_models_have_are_never_dropped_silently(
     out = merge(first).save(tmp_path / "out")
     with checkpoints.open(out) as found:
         np.testing.assert_array_equal(found.read("vision.weight"), tower)
-    assert "vision.weight (copied from seeing: a has it not)" in plan(first).text()
+    assert "vision.weight  copied from seeing: not present in a" in terminal.render(plan(first).page())
     second = {**first, "models": first["models"][::-1]}
     with pytest.raises(CheckpointError, match="only seeing has it, and a has not; set extra_tensors: keep"):
         merge(second)
     assert "vision.weight" in {step.name for step in plan({**second, "extra_tensors": "keep"}).steps}  # type: ignore[union-attr]
-    assert plan({**second, "extra_tensors": "drop"}).outcome.dropped == ["vision.weight (not in a)"]  # type: ignore[union-attr]
+    assert plan({**second, "extra_tensors": "drop"}).facts["dropped"] == ["vision.weight (not in a)"]  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match="only seeing has it"):
         merge({**first, "extra_tensors": "error"})
 
@@ -242,4 +246,4 @@ def test_the_report_shows_every_tensor(toys: Make, tmp_path: Path):
     page = merged.report(tmp_path / "report.html").read_text()
     assert "layers.1.mlp.weight" in page
     with pytest.raises(OptionError, match=r"may take 1\.0 kB"):
-        merged.check_memory(1000)
+        merged.check(RunSettings(memory=1000))

@@ -12,7 +12,7 @@ import pytest
 
 from transship import checkpoints
 from transship.verbs.merge.api import merge
-from transship.verbs.merge.recipe.plan.tokenizers import read_vocabulary
+from transship.verbs.merge.recipe.plan.words import read_vocabulary
 
 Make = Callable[..., None]
 TABLE = "embed_tokens.weight"

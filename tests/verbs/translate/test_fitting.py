@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import store_helpers as helpers
 
 from transship.errors import DataError, NumericalError, OptionError
 from transship.verbs.translate import (
@@ -30,12 +31,19 @@ from transship.verbs.translate import (
     out_of_sample,
     restore_variance,
 )
+from transship.verbs.translate.fit.advice import advise
 from transship.verbs.translate.fit.anchors import compare_ways
-from transship.verbs.translate.fit.api import advise
 from transship.verbs.translate.fit.pairs import read_pairs
 from transship.verbs.translate.fit.quality import MapQuality, map_thresholds
-from transship.verbs.translate.fit.steps import MapTrial, choose
+from transship.verbs.translate.fit.trials import MapTrial, choose
 from transship.verbs.translate.stores import open_source, qdrant
+
+_SPEC = importlib.util.spec_from_file_location(
+    "fitting_store_helpers", Path(__file__).with_name("store_helpers.py")
+)
+helpers = importlib.util.module_from_spec(_SPEC)
+sys.modules["fitting_store_helpers"] = helpers
+_SPEC.loader.exec_module(helpers)
 
 
 def spaces(count: int = 700, seed: int = 0, old: int = 24, new: int = 20):
@@ -100,7 +108,7 @@ def test_stores_are_joined_by_id_whatever_their_order_and_size(tmp_path: Path):
         ("few", "only 20 ids occur on both sides"),
         ("twice", "the id '7' occurs more than once"),
         ("nan", "vectors hold NaN or infinity, the first is id 5"),
-        ("zero", "1 of 100 vectors are all zero, the first is id 5"),
+        ("zero", "1 of 100 vectors are all zero, the first has id 5"),
     ],
 )
 def test_pairs_that_cannot_be_used_are_one_sentence(change: str, message: str, tmp_path: Path):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import store_helpers as helpers
 
 from transship.errors import DataError, OptionError
 from transship.verbs.translate import KernelRidge, LazyIndex, Ridge, restore_variance
-from transship.verbs.translate.maps.vectors import neighbours, overlap
+from transship.verbs.translate.nearest import neighbours, overlap
 from transship.verbs.translate.stores import open_source, qdrant
+
+_SPEC = importlib.util.spec_from_file_location(
+    "lazy_store_helpers", Path(__file__).with_name("store_helpers.py")
+)
+helpers = importlib.util.module_from_spec(_SPEC)
+sys.modules["lazy_store_helpers"] = helpers
+_SPEC.loader.exec_module(helpers)
 
 
 def unit(rows):
@@ -52,6 +60,12 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+@pytest.fixture(autouse=True)
+def closed_clients():
+    yield
+    qdrant.close_clients()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "npy", "lance", "qdrant", "faiss"])

@@ -5,27 +5,75 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transship import parallel
+from transship import parallel, report
 from transship.atomic import check_target
 from transship.errors import OptionError
-from transship.numerics import MemoryBudget
+from transship.numerics import MemoryBudget, parse_bytes
 from transship.progress import Progress, quiet
 from transship.verbs.merge.maths.operands import Floats
-from transship.verbs.merge.plan import MergePlan, RecipeLike, plan
+from transship.verbs.merge.plan import AnyPlan, RecipeLike, plan
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
+from transship.verbs.merge.recipe.plan.merge import MergePlan
 from transship.verbs.merge.recipe.run.prepare import prepare
-from transship.verbs.merge.recipe.run.prepared import Prepared
-from transship.verbs.merge.recipe.run.tensors import Tensors
-from transship.verbs.merge.result import Merged
-from transship.verbs.merge.write import Work, save_adapter, save_model, save_tasks
+from transship.verbs.merge.recipe.run.tensors import PreparedMerge, Tensors
+from transship.verbs.merge.settings import RunSettings
+from transship.verbs.merge.write import Writing, save_adapter, save_model, save_tasks
 
 ROOM = 256_000_000  # bytes of finished tensors that wait for the writer where --memory does not say
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A recipe that was carried out.
+
+    Attributes:
+        plan: what was done.
+        folder: where the result is.
+        learnt: what was found out on data: the weights of `weights: auto`, how heads agree.
+    """
+
+    plan: AnyPlan
+    folder: Path
+    learnt: Mapping[str, Any] = field(default_factory=dict)
+
+    def page(self) -> report.Page:
+        """Return what became of every tensor, and what was found out on data."""
+        facts = self.plan.facts
+        about = report.Facts({**self.learnt, "folder": str(self.folder)}, shown=False)
+        return report.Page(
+            title=f"Merge by {facts['method']}",
+            summary=f"Made from {', '.join(facts['models'])}.",
+            sections=[*self.sections(), report.Section("Result", [about]), *self.plan.sections()],
+            provenance=report.Provenance(parameters={"recipe": self.plan.recipe.text}),
+        )
+
+    def sections(self) -> list[report.Section]:
+        """Return what was found out on data, nothing where no data was read."""
+        blocks: list[report.Block] = []
+        if "weights" in self.learnt:
+            search = self.learnt["search"]
+            losses = f"loss {search['start']:.4g} → {search['end']:.4g} in {search['trials']} trials"
+            blocks.append(report.Table(["model", "weight"], list(self.learnt["weights"].items()), losses))
+        shares = self.learnt.get("agreement", {})
+        rows = [
+            [name, kind.replace("_", " "), f"{share:.1%}"]
+            for name, heads in shares.items()
+            for kind, share in heads.items()
+        ]
+        if rows:
+            columns = ["model", "head", "answers as its own model does"]
+            blocks.append(report.Table(columns, rows, "Share of the inputs that heads were fitted on."))
+        return [report.Section("Found on data", blocks)] if blocks else []
+
+    def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write the page."""
+        return report.html.write(self.page(), path, force=force)
 
 
 @dataclass(frozen=True)
@@ -36,7 +84,7 @@ class Merge:
         plan: what will be done.
     """
 
-    plan: MergePlan | AdapterMerge
+    plan: AnyPlan
 
     def tensor(self, name: str) -> Floats:
         """Return one merged tensor as it would be stored, widened to float32."""
@@ -60,9 +108,7 @@ class Merge:
         *,
         force: bool = False,
         progress: Progress = quiet,
-        opening: Mapping[str, Any] | None = None,
-        jobs: int = 1,
-        memory: int | None = None,
+        **settings: Any,
     ) -> Merged:
         """Carry the recipe out and write its result to `folder`, which appears when it is complete.
 
@@ -70,58 +116,29 @@ class Merge:
             folder: to write to.
             force: replace an existing folder.
             progress: is told how far models have learnt from data, and how many tensors are written.
-            opening: how models that run are opened: device, device_map and dtype of `load_model`.
-            jobs: threads that make tensors; the result is the same, bit by bit, for any number.
-            memory: the most bytes that the work may take; fewer threads are used where they would not fit.
+            settings: the fields of `RunSettings`: jobs, memory, device, device_map and dtype.
         """
+        how = RunSettings(**settings)
         check_target(folder, force=force)
-        if isinstance(self.plan, AdapterMerge):
-            if memory is not None:
-                self.check_memory(memory)
-            self.plan.check_bases()
-            if parallel.is_main():
-                save_adapter(self.plan, folder, force)
-            return Merged(self.plan, Path(folder))
-        jobs, room = self.threads(jobs, memory)
+        self.check(how)
+        opening = {"device": how.device, "device_map": how.device_map, "dtype": how.dtype}
         prepared = prepare(self.plan, opening=opening, progress=progress)
-        if parallel.is_main():  # of several processes that learn, one writes
-            write = save_tasks if self.plan.outcome.heads else save_model
-            write(Tensors(self.plan, prepared), folder, Work(force, progress, jobs, room))
-        return Merged(self.plan, Path(folder), prepared.as_dict(self.plan))
-
-    def threads(self, jobs: int, memory: int | None) -> tuple[int, int]:
-        """Return how many threads fit `memory`, and the bytes that finished tensors may take beside them.
-
-        A merge that does not even fit with one thread is refused.
-        """
-        if jobs < 1:
-            raise OptionError(f"{jobs} threads do no work", where="--jobs", fix="give 1 or more")
-        if isinstance(self.plan, AdapterMerge) or memory is None:
-            return jobs, ROOM
-        self.check_memory(memory)
-        while jobs > 1:
-            room = memory - self.plan.memory_of(jobs) - self.plan.largest_output
-            if room >= 0:
-                return jobs, min(room, ROOM)
-            jobs -= 1
-        return 1, 0
+        return apply(self.plan, prepared, folder, how, force=force, progress=progress)
 
     def learnt(self) -> dict[str, Any]:
         """Return what the recipe leaves to be found out on data: the weights of `weights: auto`, heads."""
-        return {} if isinstance(self.plan, AdapterMerge) else self._prepared.as_dict(self.plan)
+        return {} if isinstance(self.plan, AdapterMerge) else self._prepared.facts(self.plan)
 
-    def check_memory(self, limit: int) -> None:
-        """Refuse a merge that may take more than `limit` bytes of memory."""
-        MemoryBudget(limit).require(self.plan.peak_memory, "the merge")
+    def check(self, settings: RunSettings) -> None:
+        """Refuse a merge that may take more memory than is allowed."""
+        threads(self.plan, settings)
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a page that says what becomes of every tensor."""
-        return Merged(self.plan, Path()).report(path, force=force)
+        return report.html.write(self.plan.page(), path, force=force)
 
     @functools.cached_property
-    def _prepared(self) -> Prepared:
-        if isinstance(self.plan, AdapterMerge):
-            raise TypeError("adapters need no preparation")
+    def _prepared(self) -> PreparedMerge:
         return prepare(self.plan, check=False)
 
 
@@ -134,3 +151,47 @@ def merge(recipe: RecipeLike, *, seed: int | None = None, allow_pickle: bool = F
         allow_pickle: also open `.bin` files, weights only.
     """
     return Merge(plan(recipe, seed=seed, allow_pickle=allow_pickle))
+
+
+def apply(
+    plan: AnyPlan,
+    prepared: PreparedMerge,
+    folder: str | os.PathLike[str],
+    settings: RunSettings,
+    *,
+    force: bool = False,
+    progress: Progress = quiet,
+) -> Merged:
+    """Write what a plan makes to `folder`, which appears when it is complete."""
+    jobs, room = threads(plan, settings)
+    how = Writing(force, progress, jobs, room)
+    if isinstance(plan, AdapterMerge):
+        if parallel.is_main():
+            save_adapter(plan, folder, force)
+        return Merged(plan, Path(folder))
+    if parallel.is_main():  # of several processes that learn, one writes
+        write = save_tasks if plan.outcome.heads else save_model
+        write(Tensors(plan, prepared), folder, how)
+    return Merged(plan, Path(folder), prepared.facts(plan))
+
+
+def threads(plan: AnyPlan, settings: RunSettings) -> tuple[int, int]:
+    """Return how many threads fit the memory limit, and the bytes that finished tensors may take as well.
+
+    A merge that does not even fit with one thread is refused.
+    """
+    jobs, limit = settings.jobs, settings.memory
+    limit = parse_bytes(limit) if isinstance(limit, str) else limit
+    if jobs < 1:
+        raise OptionError(f"{jobs} threads do no work", where="--jobs", fix="give 1 or more")
+    if limit is None:
+        return jobs, ROOM
+    MemoryBudget(limit).require(plan.peak_memory, "the merge")
+    if not isinstance(plan, MergePlan):
+        return jobs, ROOM
+    while jobs > 1:
+        room = limit - plan.memory_of(jobs) - plan.largest_output
+        if room >= 0:
+            return jobs, min(room, ROOM)
+        jobs -= 1
+    return 1, 0

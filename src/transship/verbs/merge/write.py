@@ -19,19 +19,19 @@ from transship.checkpoints.card import Input, ModelCard
 from transship.checkpoints.write import TensorPlan, carried_files, with_dtype, write_checkpoint
 from transship.errors import NumericalError
 from transship.progress import Progress, quiet
-from transship.verbs.merge.plan import MergePlan, RecipeOutput
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
+from transship.verbs.merge.recipe.plan.merge import MergePlan, RecipeOutput
 from transship.verbs.merge.recipe.plan.models import SAMPLED, StoredModel, sampled_fingerprint
-from transship.verbs.merge.recipe.plan.steps import Step
-from transship.verbs.merge.recipe.plan.tokenizers import CHAT_TEMPLATES, read_chat_template, without_template
-from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.plan.steps import TensorStep
+from transship.verbs.merge.recipe.plan.words import read_chat_template, without_template
+from transship.verbs.merge.recipe.read.sources import CHAT_TEMPLATES, ModelReference
 from transship.verbs.merge.recipe.run.ahead import Ahead
 from transship.verbs.merge.recipe.run.tensors import Tensors
 from transship.verbs.merge.tasks.folder import link, write_task
 
 
 @dataclass(frozen=True)
-class Work:
+class Writing:
     """How the tensors are made.
 
     Attributes:
@@ -52,7 +52,7 @@ class _Blame:
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
-        self.step: Step | None = None
+        self.step: TensorStep | None = None
 
     def __enter__(self) -> _Blame:
         # freed at once: it makes the C library keep up to twice as much for reuse, where it would otherwise
@@ -68,7 +68,7 @@ class _Blame:
 
 
 def _tensor_plans(
-    blame: _Blame, steps: Sequence[Step], progress: Progress = quiet, ahead: Ahead | None = None
+    blame: _Blame, steps: Sequence[TensorStep], progress: Progress = quiet, ahead: Ahead | None = None
 ) -> Sequence[TensorPlan]:
     by_name = {step.name: (place, step) for place, step in enumerate(steps)}
 
@@ -76,7 +76,7 @@ def _tensor_plans(
         place, blame.step = by_name[tensor.name]
         progress("merging tensors", place, len(steps))
 
-    def produce(step: Step) -> Callable[[], Any]:
+    def produce(step: TensorStep) -> Callable[[], Any]:
         return lambda: blame.tensors.produce(step)
 
     def announced(tensor: TensorPlan) -> TensorPlan:
@@ -90,34 +90,34 @@ def _tensor_plans(
     return [announced(plan) for plan in plans] if ahead is None else ahead.plans(plans, starting)
 
 
-def save_model(tensors: Tensors, folder: str | os.PathLike[str], work: Work) -> Path:
+def save_model(tensors: Tensors, folder: str | os.PathLike[str], how: Writing) -> Path:
     """Write a folder that `from_pretrained` reads."""
     plan = tensors.plan
     with contextlib.ExitStack() as stack:
-        ahead = stack.enter_context(Ahead(work.jobs, work.room)) if work.jobs > 1 else None
+        ahead = stack.enter_context(Ahead(how.jobs, how.room)) if how.jobs > 1 else None
         blame = stack.enter_context(_Blame(tensors))
         written = write_checkpoint(
             folder,
-            _tensor_plans(blame, plan.steps, work.progress, ahead),
+            _tensor_plans(blame, plan.steps, how.progress, ahead),
             like=_like(plan),
             config=plan.config,
             card=_card(tensors),
             files=_files(plan),
-            force=work.force,
+            force=how.force,
         )
-    work.progress("merging tensors", len(plan.steps), len(plan.steps))
+    how.progress("merging tensors", len(plan.steps), len(plan.steps))
     return written
 
 
-def save_tasks(tensors: Tensors, folder: str | os.PathLike[str], work: Work) -> Path:
+def save_tasks(tensors: Tensors, folder: str | os.PathLike[str], how: Writing) -> Path:
     """Write `backbone/` once, and for each task a folder whose weight files are the backbone's and its head.
 
     The backbone's files are hard links in every task's folder: a task costs the bytes of its head.
     """
     plan = tensors.plan
     names = _task_names(plan.outcome.heads)
-    with atomic_folder(folder, force=work.force, needs=plan.bytes_written) as place:
-        backbone = save_model(tensors, place / "backbone", replace(work, force=False))
+    with atomic_folder(folder, force=how.force, needs=plan.bytes_written) as place:
+        backbone = save_model(tensors, place / "backbone", replace(how, force=False))
         shards = sorted(backbone.glob("*.safetensors"))
         count = len(shards) + 1
         shared = {
@@ -242,7 +242,7 @@ def _card(tensors: Tensors) -> ModelCard:
         parameters={
             "recipe": json.dumps(recipe.text),
             "arithmetic": recipe.arithmetic,
-            **tensors.prepared.as_dict(plan),
+            **tensors.prepared.facts(plan),
         },
         inputs=inputs,
         seed=recipe.seed,

@@ -15,8 +15,11 @@ from click.testing import CliRunner
 from transship import checkpoints
 from transship.cli.merge import command
 from transship.errors import NumericalError, OptionError, TransshipError
+from transship.report import Table, terminal
 from transship.verbs.merge.api import merge
 from transship.verbs.merge.plan import plan
+from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
+from transship.verbs.merge.recipe.plan.merge import MergePlan
 
 
 def recipe(method: str, *, base: str | None = "base", **more: Any) -> dict[str, Any]:
@@ -261,14 +264,22 @@ def test_a_model_with_nan_or_without_a_head_is_refused_before_anything_is_writte
     assert not (tmp_path / "out").exists()
 
 
+def table(found: MergePlan | AdapterMerge, title: str) -> list[list[str]]:
+    """Return the rows of a section of a plan's page."""
+    (section,) = [section for section in found.sections() if section.title == title]
+    (block,) = section.blocks
+    assert isinstance(block, Table)
+    return [list(row) for row in block.rows]
+
+
 def test_the_plan_says_what_data_and_memory_it_will_take(pictures: Path):
     found = plan(recipe("regmean"))
-    assert "data      shape: shape.npz" in found.text()
-    assert found.as_dict()["peak_memory"] > 400_000_000
+    assert ["shape", "shape.npz"] in [row[:2] for row in table(found, "Tasks")]
+    assert found.peak_memory > 400_000_000
     assert (
         plan(
             {"merge_method": "tsvm", "models": [{"model": "shape"}, {"model": "tone"}], "base_model": "base"}
-        ).as_dict()["peak_memory"]
+        ).peak_memory
         < 100_000_000
     )
 
@@ -335,7 +346,8 @@ def test_carried_heads_are_the_ridge_from_merged_features_onto_the_own_answers(
 def test_other_fitted_heads_change_the_head_alone_and_are_told(pictures: Path, tmp_path: Path, kind: str):
     plain = merge(recipe("regmean", heads="per_task")).save(tmp_path / "plain")
     fitted = merge(recipe("regmean", heads=kind))
-    assert f"classifier.weight ({kind.replace('-', '_')})" in fitted.plan.text()
+    heads = [row[2] for row in table(fitted.plan, "Tasks")]
+    assert all(f"classifier.weight ({kind.replace('-', '_')})" in head for head in heads)
     result = fitted.run(tmp_path / "out")
     for name in ("shape", "tone"):
         with checkpoints.open(plain / name) as one, checkpoints.open(result.folder / name) as other:
@@ -343,7 +355,7 @@ def test_other_fitted_heads_change_the_head_alone_and_are_told(pictures: Path, t
         assert changed == {"classifier.weight", "classifier.bias"}
     shares = result.learnt["agreement"]
     assert set(shares) == {"shape", "tone"}
-    assert any("as its own model" in line for line in result.lines())
+    assert "answers as its own model does" in terminal.render(result.page())
     if kind == "carried-polished":
         assert all(share["carried_polished"] >= share["own"] for share in shares.values())
 

@@ -13,9 +13,10 @@ import torch
 from transship.checkpoints.footprint import Footprint
 from transship.verbs.merge.api import merge
 from transship.verbs.merge.fusion.measure import PeakMemory, anonymous_memory
-from transship.verbs.merge.plan import MergePlan, plan
+from transship.verbs.merge.plan import plan
 from transship.verbs.merge.recipe.plan.footprint import most_tokens
-from transship.verbs.merge.recipe.read.inputs import DataRule
+from transship.verbs.merge.recipe.plan.merge import MergePlan
+from transship.verbs.merge.recipe.read.sources import DataRule
 
 LAYERS, INPUTS = 6, 64
 

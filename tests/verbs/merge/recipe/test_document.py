@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transship.errors import OptionError
-from transship.verbs.merge.recipe.read.document import Block, parse_documents, read_documents
+from transship.verbs.merge.recipe.read.document import Block, parse_documents, read_text
 
 scalars = st.one_of(
     st.booleans(), st.integers(-9, 9), st.floats(-9, 9), st.text("abcxyz", min_size=1), st.none()
@@ -57,7 +57,7 @@ def test_what_is_no_recipe_is_one_sentence(text: str, message: str):
 
 def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     with pytest.raises(OptionError, match="no such recipe"):
-        read_documents(tmp_path / "none.yaml")
+        read_text(tmp_path / "none.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(OptionError, match="cannot be read"):
-        read_documents(tmp_path / "bytes.yaml")
+        read_text(tmp_path / "bytes.yaml")

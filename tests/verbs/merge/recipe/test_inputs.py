@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from transship.errors import OptionError
-from transship.verbs.merge.recipe.read.inputs import DataRule, WeightSearch
 from transship.verbs.merge.recipe.read.schema import Recipe, parse_recipes
+from transship.verbs.merge.recipe.read.sources import DataRule, WeightSearch
 
 
 def only(text: str) -> Recipe:

@@ -12,9 +12,9 @@ def test_one_stack_is_found_by_name_and_config():
     found = find_layout(["wte.weight", *names("h", 3), "ln_f.weight"], {"n_layer": 3}, "x")
     (stack,) = found.stacks
     assert (stack.prefix, stack.layers, stack.module, stack.keys) == ("h", 3, "default", ("n_layer",))
-    assert found.place("h.2.mlp.weight").layer == 2
-    assert found.place("wte.weight").before
-    assert not found.place("ln_f.weight").before
+    assert found.position("h.2.mlp.weight").layer == 2
+    assert found.position("wte.weight").before
+    assert not found.position("ln_f.weight").before
 
 
 def test_numbered_parts_inside_a_layer_and_in_heads_are_no_layers():
@@ -23,7 +23,7 @@ def test_numbered_parts_inside_a_layer_and_in_heads_are_no_layers():
         [*experts, "classifier.0.weight", "classifier.1.weight"], {"num_hidden_layers": 2}, "x"
     )
     assert [stack.prefix for stack in found.stacks] == ["layers"]
-    assert found.place("layers.1.experts.3.w.weight").layer == 1
+    assert found.position("layers.1.experts.3.w.weight").layer == 1
 
 
 def test_encoder_and_decoder_are_modules_of_their_own():
@@ -35,7 +35,7 @@ def test_encoder_and_decoder_are_modules_of_their_own():
         ("encoder", 2, ("num_layers",)),
         ("decoder", 3, ("num_decoder_layers",)),
     ]
-    assert found.place("decoder.final_layer_norm.weight").module == "decoder"
+    assert found.position("decoder.final_layer_norm.weight").module == "decoder"
 
 
 def test_a_vision_language_model_has_two_stacks_and_nested_keys():

@@ -1,8 +1,8 @@
 import pytest
 
 from transship.errors import OptionError
-from transship.verbs.merge.recipe.read.reference import ModelReference, Place, parse_reference
 from transship.verbs.merge.recipe.read.schema import parse_recipes
+from transship.verbs.merge.recipe.read.sources import Location, ModelReference, parse_reference
 
 SLICES = (
     "merge_method: linear\n"
@@ -106,7 +106,7 @@ def test_all_keys_of_the_schema_are_read():
     assert (recipe.dtype, recipe.out_dtype, recipe.seed) == ("bfloat16", "float16", 3)
     assert (recipe.extra_tensors, recipe.heads, recipe.compatibility) == ("keep", "per_task", "off")
     assert recipe.tokenizer is not None
-    assert recipe.tokenizer.source == ModelReference(Place("b"))
+    assert recipe.tokenizer.source == ModelReference(Location("b"))
     assert recipe.tokenizer.tokens["x"].force
     assert [str(reference) for reference in recipe.references()] == ["b", "base"]
     assert str(recipe.donor) == "base"
@@ -119,10 +119,10 @@ def test_the_first_listed_model_gives_the_config_when_there_is_no_base():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("owner/name", ModelReference(Place("owner/name"))),
-        ("owner/name@main", ModelReference(Place("owner/name", "main"))),
-        ("a+b", ModelReference(Place("a"), Place("b"))),
-        ("a@x+b@y", ModelReference(Place("a", "x"), Place("b", "y"))),
+        ("owner/name", ModelReference(Location("owner/name"))),
+        ("owner/name@main", ModelReference(Location("owner/name", "main"))),
+        ("a+b", ModelReference(Location("a"), Location("b"))),
+        ("a@x+b@y", ModelReference(Location("a", "x"), Location("b", "y"))),
     ],
 )
 def test_references_are_read(text: str, expected: ModelReference):

@@ -23,7 +23,7 @@ from transship.verbs.merge.fusion.origin import FineTune, Origin
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.recipe.plan.lineage import check_adapter
 from transship.verbs.merge.recipe.plan.models import StoredModel
-from transship.verbs.merge.recipe.plan.words import Words
+from transship.verbs.merge.recipe.plan.words import TokenizerWords
 from transship.verbs.merge.tasks.heads import LinearHead
 from transship.verbs.merge.tasks.model import TaskModel
 from transship.verbs.merge.whole import whole_model
@@ -166,7 +166,7 @@ class CheckpointOrigin(Origin):
 
         Words that only one of the two has are no harm: many fine-tunes add some, or rename unused rows.
         """
-        found = Words(self.checkpoint.folder).difference(Words(tuned.folder))
+        found = TokenizerWords(self.checkpoint.folder).difference(TokenizerWords(tuned.folder))
         if found is not None and found.moved:
             raise CheckpointError(
                 f"its vocabulary differs from that of {self.name}: {found}",

@@ -9,29 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import PurePath
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from transship import checkpoints
+from transship import checkpoints, report
 from transship.checkpoints import Adapter, Checkpoint, Update
 from transship.checkpoints.checkpoint import Factors, LowRank
 from transship.checkpoints.lora import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.errors import CheckpointError, OptionError
 from transship.numerics import TORCH
-from transship.registry import method_class
 from transship.verbs.merge.maths.operands import Floats
-from transship.verbs.merge.protocol import RecipeMethod, recipe_method, recipe_methods
-from transship.verbs.merge.recipe.plan.check import complain
+from transship.verbs.merge.protocol import recipe_method, recipe_methods
 from transship.verbs.merge.recipe.plan.layout import find_layout, is_head
 from transship.verbs.merge.recipe.plan.lineage import check_adapter
-from transship.verbs.merge.recipe.read.parameters import Settings, layer_position, resolve
-from transship.verbs.merge.recipe.read.reference import ModelReference
-from transship.verbs.merge.recipe.read.schema import Recipe, Source
-from transship.verbs.merge.recipe.read.values import coerce
+from transship.verbs.merge.recipe.read.parameters import Settings, coerce, layer_position, resolve
+from transship.verbs.merge.recipe.read.schema import ModelEntry, Recipe
+from transship.verbs.merge.recipe.read.sources import ModelReference
 
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?A(?:\..+)?")
 
@@ -72,8 +68,7 @@ class AdapterMerge:
         """Refuse adapters whose own base has other weights than this; warn where only the names differ."""
         if self.recipe.compatibility != "off":
             for reference, adapter in self.adapters.items():
-                complaint = partial(complain, self.recipe)
-                check_adapter(adapter, self.base, where=str(reference), complain=complaint)
+                check_adapter(adapter, self.base, where=str(reference), complain=self.recipe.complain)
 
     def spoken(self, head: ModelReference | None = None) -> Update:
         """Return the merged update by the names of the model that the adapters are for, with one's head.
@@ -99,7 +94,8 @@ class AdapterMerge:
         elements = sum(adapter.parameters for adapter in self.adapters.values())
         return TORCH + elements * (4 + 4 + (8 if self.recipe.lora_rank is not None else 0))
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def facts(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         return {
             "method": self.recipe.method,
@@ -113,27 +109,33 @@ class AdapterMerge:
             ],
         }
 
-    def text(self) -> str:
-        """Return the plan as people read it."""
-        ranks = sorted(set(self.ranks().values()))
-        heads = [f"head      {reference}: {', '.join(head)}" for reference, head in self.heads.items()]
-        return "\n".join(
-            [
-                f"{self.recipe.method} of the adapters {', '.join(map(str, self.adapters))}",
-                f"base      {self.base.name}, which is not read",
-                f"tensors   {len(self.weights)} with rank {', '.join(map(str, ranks))}",
-                *heads,
-            ]
-        )
+    def page(self) -> report.Page:
+        """Return what `transship merge plan` says."""
+        names = ", ".join(map(str, self.adapters))
+        return report.Page(f"{self.recipe.method} of the adapters {names}", sections=self.sections())
+
+    def sections(self) -> list[report.Section]:
+        """Return what becomes of every tensor."""
+        ranks = self.ranks()
+        lines = {
+            "base": f"{self.base.name}, which is not read",
+            "tensors": f"{len(ranks)} with rank {', '.join(map(str, sorted(set(ranks.values()))))}",
+        }
+        blocks = [report.Facts(self.facts, shown=False), report.Facts(lines, in_json=False)]
+        heads = [[str(reference), ", ".join(head)] for reference, head in self.heads.items()]
+        sections = [report.Section("", blocks)]
+        if heads:
+            sections.append(report.Section("Tasks", [report.Table(["adapter", "head of its own"], heads)]))
+        table = report.Table(["tensor", "rank"], list(ranks.items()))
+        return [*sections, report.Section("Tensors", [table], detail=True)]
 
     def ranks(self) -> dict[str, int]:
         """Return the rank of each tensor's output factors."""
         limit = self.recipe.lora_rank
-        found = {}
-        for name in self.weights:
-            rank = sum(names[name][1] for names in self.modules if name in names)
-            found[name] = min(rank, limit) if limit is not None else rank
-        return found
+        ranks = {
+            name: sum(names[name][1] for names in self.modules if name in names) for name in self.weights
+        }
+        return {name: rank if limit is None else min(rank, limit) for name, rank in ranks.items()}
 
 
 def truncated(up: Floats, down: Floats, rank: int | None) -> tuple[Floats, Floats]:
@@ -157,8 +159,7 @@ def merge_adapters(
     recipe: Recipe, adapters: Mapping[ModelReference, Adapter], allow_pickle: bool
 ) -> AdapterMerge:
     """Prepare the merge of a recipe whose models are all adapters."""
-    kind = recipe_method(recipe.method)
-    if kind is None or not kind.linear or len(recipe.modules) != 1 or not recipe.modules[0].whole:
+    if not recipe.kind.linear or len(recipe.modules) != 1 or not recipe.modules[0].whole:
         linear = [name for name in recipe_methods() if getattr(recipe_method(name), "linear", False)]
         raise OptionError(
             f"adapters become an adapter by {' or '.join(linear)} over models:, not by {recipe.method}",
@@ -172,8 +173,8 @@ def merge_adapters(
     modules = tuple(_modules(adapters[source.model], base) for source in sources)
     heads = {}
     for source, update, names in zip(sources, updates, modules, strict=True):
-        if found := _head(recipe, base, update, names):
-            heads[source.model] = found
+        if head := _head(recipe, base, update, names):
+            heads[source.model] = head
     return AdapterMerge(recipe, base, adapters, updates, _weights(recipe, base, modules), modules, heads)
 
 
@@ -183,50 +184,39 @@ def _weights(
     """Return each tensor's factors of the adapters, by the recipe's gradients and filters."""
     whole = recipe.modules[0].slices[0]
     outer = whole.parameters, recipe.modules[0].parameters, recipe.parameters
-    kind = cast(type[RecipeMethod], method_class("merge", recipe.method.replace("_", "-")))
     layout = find_layout(list(base.tensors), base.config, base.name)
     depths = {stack.module: stack.layers for stack in layout.stacks}
     weights = {}
     for name in dict.fromkeys(name for names in modules for name in names):
-        place = layout.place(name)
+        place = layout.position(name)
         position = 0.0 if place.layer is None else layer_position(place.layer, depths[place.module])
-        found = [_weight(recipe, kind, source, outer, name, position) for source in whole.sources]
-        weights[name] = _normalised(recipe, kind, outer, found, name, position)
+        plain = [_weight(recipe, entry, outer, name, position) for entry in whole.sources]
+        weights[name] = _normalised(recipe, outer, plain, name, position)
     return weights
 
 
 def _weight(
-    recipe: Recipe,
-    kind: type[RecipeMethod],
-    source: Source,
-    outer: tuple[Settings, ...],
-    name: str,
-    position: float,
+    recipe: Recipe, entry: ModelEntry, outer: tuple[Settings, ...], name: str, position: float
 ) -> float:
-    value = resolve((source.parameters, *outer), "weight", name, position)
+    value = resolve((entry.parameters, *outer), "weight", name, position)
     if value is None:
         raise OptionError(
-            f"{recipe.method} needs weight for {source.model}",
-            where=source.where,
+            f"{recipe.method} needs weight for {entry.model}",
+            where=entry.where,
             fix="add parameters: {weight: …}",
         )
-    return float(coerce(kind, "weight", value, f"{recipe.path}, weight of {source.model}"))
+    return float(coerce(recipe.kind, "weight", value, f"{recipe.path}, weight of {entry.model}"))
 
 
 def _normalised(
-    recipe: Recipe,
-    kind: type[RecipeMethod],
-    outer: tuple[Settings, ...],
-    weights: list[float],
-    name: str,
-    position: float,
+    recipe: Recipe, outer: tuple[Settings, ...], weights: list[float], name: str, position: float
 ) -> tuple[float, ...]:
-    spelling = {spelt: own for own, spelt in kind.spelling.items()}
+    spelling = {spelt: own for own, spelt in recipe.kind.spelling.items()}
 
     def shared(parameter: str, default: Any) -> Any:
         value = resolve(outer, parameter, name, position)
         own = spelling.get(parameter, parameter)
-        return default if value is None else coerce(kind, own, value, f"{recipe.path}, {parameter}")
+        return default if value is None else coerce(recipe.kind, own, value, f"{recipe.path}, {parameter}")
 
     normalize, scale = shared("normalize", recipe.method == "linear"), shared("lambda", 1.0)
     divisor = sum(weights) if normalize else 1.0
@@ -245,20 +235,20 @@ def _modules(adapter: Adapter, base: Checkpoint) -> dict[str, tuple[str, int]]:
         if (match := _FACTOR.fullmatch(name))
     }
     stored = [*base.tensors, *base.tied]
-    found = translation(list(ranks), stored)
-    model = empty_model(base) if len(found) < len(ranks) else None
+    own_names = translation(list(ranks), stored)
+    model = empty_model(base) if len(own_names) < len(ranks) else None
     if model is not None:  # newer versions of transformers rename modules in memory, and PEFT follows them
         renamed = names_in_memory(stored, model)
-        met = {own: renamed[other] for own, other in translation(list(ranks), list(renamed)).items()}
-        found = max(found, met, key=len)
-    return {name: (own.removesuffix(".weight"), ranks[own]) for own, name in found.items()}
+        others = {own: renamed[other] for own, other in translation(list(ranks), list(renamed)).items()}
+        own_names = max(own_names, others, key=len)
+    return {name: (own.removesuffix(".weight"), ranks[own]) for own, name in own_names.items()}
 
 
 def _head(
     recipe: Recipe, base: Checkpoint, update: Update, modules: Mapping[str, tuple[str, int]]
 ) -> dict[str, Callable[[], Floats]]:
     """Return what an adapter holds beside its factors; changes in full of what the base has are no head."""
-    found: dict[str, Callable[[], Floats]] = dict(update.added)
+    head: dict[str, Callable[[], Floats]] = dict(update.added)
     for name in update.names:
         if name in modules:
             continue
@@ -268,8 +258,8 @@ def _head(
                 where=recipe.path,
                 fix="merge base+adapter models instead, which gives a full model",
             )
-        found[name] = _full(base, update, name)
-    return found
+        head[name] = _full(base, update, name)
+    return head
 
 
 def _full(base: Checkpoint, update: Update, name: str) -> Callable[[], Floats]:
@@ -290,8 +280,7 @@ def _check_bases(recipe: Recipe, adapters: Mapping[ModelReference, Adapter]) -> 
     first = next(iter(named), None)
     for reference, name in named.items():
         if first is not None and name != named[first]:
-            complain(
-                recipe,
+            recipe.complain(
                 f"it was trained on {name}, and {first} on {named[first]}",
                 str(reference),
                 "merge adapters of one base",

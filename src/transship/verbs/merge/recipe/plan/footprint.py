@@ -15,9 +15,9 @@ from transship.errors import TransshipError
 from transship.numerics import TORCH
 from transship.verbs.merge.protocol import LearnedMethod, RecipeMethod
 from transship.verbs.merge.recipe.plan.models import Models, StoredModel
-from transship.verbs.merge.recipe.plan.tokenizers import vocabulary_file
-from transship.verbs.merge.recipe.read.inputs import DataRule
+from transship.verbs.merge.recipe.plan.words import vocabulary_file
 from transship.verbs.merge.recipe.read.schema import Recipe
+from transship.verbs.merge.recipe.read.sources import DataRule
 
 TRIAL_BATCH, HEAD_BATCH = 32, 64  # inputs per forward pass of `weights: auto`, and of heads that are fitted
 TRIED = 32  # texts that are counted: characters say roughly which ones have the most tokens

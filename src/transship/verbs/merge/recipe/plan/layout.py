@@ -1,13 +1,20 @@
-"""How a checkpoint is built, from names and config alone: stacks of layers, and what lies around them."""
+"""How a checkpoint is built, from names and config alone, and which layers of which model go where.
+
+A stack is a run of layers; a span is some layers of the output, with their models and parameters.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transship.errors import CheckpointError
+from transship.errors import CheckpointError, OptionError
+from transship.registry import unknown
+from transship.verbs.merge.recipe.read.parameters import Settings
+from transship.verbs.merge.recipe.read.schema import ModelEntry, Module, Recipe, Slice
+from transship.verbs.merge.recipe.read.sources import ModelReference
 
 _NUMBERED = re.compile(r"(?:(?P<prefix>.*?)\.)?(?P<layer>\d+)\.(?P<rest>.+)")
 _DECODER_KEYS = ("decoder_layers", "num_decoder_layers")
@@ -49,7 +56,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a tensor stands: in a layer of a stack, or around one."""
 
     module: str
@@ -69,18 +76,18 @@ class Layout:
         wanted = (module, *ALIASES.get(module, ()))
         return next((stack for stack in self.stacks if stack.module in wanted), None)
 
-    def place(self, name: str) -> Place:
+    def position(self, name: str) -> Position:
         """Return where the tensor `name` stands."""
         match = _NUMBERED.fullmatch(name)
         if match is not None:
             prefix = match["prefix"] or ""
             for stack in self.stacks:
                 if stack.prefix == prefix:
-                    return Place(stack.module, int(match["layer"]), match["rest"], False)
+                    return Position(stack.module, int(match["layer"]), match["rest"], False)
         parts = name.split(".")
         module = next((stack.module for stack in self.stacks if stack.module in parts), None)
         default = self.stacks[0].module if self.stacks else "default"
-        return Place(module or default, None, name, _BEFORE.search(name) is not None)
+        return Position(module or default, None, name, _BEFORE.search(name) is not None)
 
 
 def find_layout(names: Collection[str], config: Mapping[str, Any], where: str) -> Layout:
@@ -160,3 +167,186 @@ def _module_names(prefixes: list[str]) -> dict[str, str]:
 def is_head(name: str) -> bool:
     """Say whether a tensor belongs to a head whose rows are labels."""
     return HEAD.search(name) is not None and _WORD_HEAD.search(name) is None
+
+
+@dataclass(frozen=True)
+class SpanModel:
+    """A model of a span: its first layer there, and the settings that the recipe has for it alone."""
+
+    reference: ModelReference
+    first: int
+    parameters: Settings
+
+
+@dataclass(frozen=True)
+class Span:
+    """Some layers of the output.
+
+    Attributes:
+        module: the stack's module.
+        prefix: what stands before a layer's number; None for a model without layers.
+        offset: the number of the first layer in the output.
+        layers: how many there are.
+        models: what is merged; the base is not among them where it is read apart.
+        base: the model that updates are taken against, or None.
+        scopes: the settings of the slice, then of its module.
+    """
+
+    module: str | None
+    prefix: str | None
+    offset: int
+    layers: int
+    models: tuple[SpanModel, ...]
+    base: SpanModel | None
+    scopes: tuple[Settings, ...]
+
+    @property
+    def references(self) -> list[ModelReference]:
+        """Return all models, the base last."""
+        return [each.reference for each in (*self.models, *([self.base] if self.base else []))]
+
+
+# model → module → how many layers it has there
+Depths = Mapping[ModelReference, Mapping[str, int]]
+
+
+def find_spans(recipe: Recipe, layout: Layout, depths: Depths) -> list[Span]:
+    """Return the spans of all modules."""
+    if not layout.stacks:
+        if any(not module.whole for module in recipe.modules):
+            raise OptionError(
+                "the models have no layers to slice", where=recipe.path, fix="use models: instead of slices:"
+            )
+        module = recipe.modules[0]
+        return [_span(recipe, module, module.slices[0], None, 0, depths)]
+    spans = []
+    for stack, module in _stack_modules(recipe, layout):
+        offset = 0
+        for part in module.slices:
+            spans.append(_span(recipe, module, part, stack, offset, depths))
+            offset += spans[-1].layers
+    return spans
+
+
+def _stack_modules(recipe: Recipe, layout: Layout) -> list[tuple[Stack, Module]]:
+    """Return each stack with what the recipe says of it."""
+    first = recipe.modules[0]
+    if first.name is None:
+        if len(layout.stacks) > 1 and not first.whole:
+            names = ", ".join(stack.module for stack in layout.stacks)
+            raise OptionError(
+                f"the models have several stacks of layers ({names})",
+                where=recipe.path,
+                fix="put the slices under modules:, one entry for each",
+            )
+        return [(stack, first) for stack in layout.stacks]
+    known = {stack.module for stack in layout.stacks}
+    modules: dict[str, Module] = {}
+    for module in recipe.modules:
+        stack = layout.stack(str(module.name))
+        if stack is None:
+            raise unknown(str(module.name), known, kind="module in these models", where=recipe.path)
+        modules[stack.module] = module
+    if left := sorted(known - modules.keys()):
+        raise OptionError(
+            f"the recipe has no rule for the module {left[0]}",
+            where=recipe.path,
+            fix=f"add {left[0]}: to modules",
+        )
+    return [(stack, modules[stack.module]) for stack in layout.stacks]
+
+
+def _span(
+    recipe: Recipe, module: Module, part: Slice, stack: Stack | None, offset: int, depths: Depths
+) -> Span:
+    base = part.base_model or recipe.base_model
+    entries = list(part.sources)
+    if module.whole and base is not None and base not in [entry.model for entry in entries]:
+        entries.append(ModelEntry(base, None, {}, part.where))
+    ranges = [_range(entry, stack, depths) for entry in entries]
+    layers = _common_length(entries, ranges, part.where)
+    models = [
+        SpanModel(entry.model, first, entry.parameters)
+        for entry, (first, _) in zip(entries, ranges, strict=True)
+    ]
+    apart = _base_apart(recipe, base, models, part.where)
+    merged = [model for model in models if apart is None or model.reference != apart.reference]
+    _check_count(recipe, len(merged), part.where)
+    return Span(
+        module=stack.module if stack else None,
+        prefix=stack.prefix if stack else None,
+        offset=offset,
+        layers=layers,
+        models=tuple(merged),
+        base=apart,
+        scopes=(part.parameters, module.parameters),
+    )
+
+
+def _range(entry: ModelEntry, stack: Stack | None, depths: Depths) -> tuple[int, int]:
+    """Return the layers [first, last) that a model gives."""
+    if stack is None:
+        return 0, 0
+    depth = depths[entry.model].get(stack.module, 0)
+    if entry.layers is None:
+        return 0, depth
+    if entry.layers[1] > depth:
+        raise OptionError(
+            f"layer_range {list(entry.layers)} ends past the {depth} layers of {entry.model}",
+            where=entry.where,
+            fix=f"end it at {depth} at the latest",
+        )
+    return entry.layers
+
+
+def _common_length(entries: Sequence[ModelEntry], ranges: Sequence[tuple[int, int]], where: str) -> int:
+    """Return how many layers every model gives, or refuse models that do not give equally many."""
+    lengths = [last - first for first, last in ranges]
+    if len(set(lengths)) > 1:
+        counts = ", ".join(f"{entry.model} {length}" for entry, length in zip(entries, lengths, strict=True))
+        raise OptionError(
+            f"the models have different numbers of layers ({counts})",
+            where=where,
+            fix="use slices: with equal ranges",
+        )
+    return lengths[0]
+
+
+def _base_apart(
+    recipe: Recipe, base: ModelReference | None, models: Sequence[SpanModel], where: str
+) -> SpanModel | None:
+    """Return the base where the method reads it apart; it is merged like the others where it does not."""
+    required = recipe.kind.base == "required"
+    if base is None:
+        if required:
+            raise OptionError(
+                f"{recipe.method} needs a base",
+                where=recipe.path,
+                fix="add base_model: with the model they started from",
+            )
+        return None
+    listed = next((model for model in models if model.reference == base), None)
+    if listed is None and required:
+        raise OptionError(
+            f"the base {base} is not among the sources of a slice",
+            where=where,
+            fix="list it with its layer_range",
+        )
+    return None if recipe.kind.base == "input" else listed
+
+
+def _check_count(recipe: Recipe, count: int, where: str) -> None:
+    kind = recipe.kind
+    beside = " beside the base" if kind.base == "required" else ""
+    if count < kind.least:
+        raise OptionError(
+            f"{recipe.method} takes at least {kind.least} models{beside}, not {count}",
+            where=where,
+            fix="list more models",
+        )
+    if kind.most is not None and count > kind.most:
+        raise OptionError(
+            f"{recipe.method} takes {kind.most} model{'s' if kind.most > 1 else ''}{beside}, not {count}",
+            where=where,
+            fix="list fewer, or choose another merge_method",
+        )

@@ -13,11 +13,12 @@ from transship import checkpoints
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints.lora import translation
 from transship.errors import CheckpointError, TransshipError, TransshipWarning
+from transship.verbs.merge.recipe.plan.models import middle_part
 
 KINSHIP = (
     0.3  # cosine between the matrices of a fine-tune and its base; two trainings from scratch have about 0
 )
-SAMPLED, ELEMENTS = 8, 4096  # matrices, the largest, and elements of each
+SAMPLED = 8  # matrices, the largest
 _SAME = 0.005  # of the norm: more than rounding to bfloat16 moves weights
 # (what, where, what to do): refuses, warns or lets pass
 Complain = Callable[[str, str, str], None]
@@ -49,9 +50,9 @@ def doubt(adapter: Adapter, base: Checkpoint) -> Doubt | None:
     if folder.is_dir() and base.folder is not None:
         if folder.resolve() == base.folder.resolve():
             return None
-        found = _compare(folder, base)
-        if found is not None:
-            return _judged(named, base, *found)
+        likeness = _compare(folder, base)
+        if likeness is not None:
+            return _judged(named, base, *likeness)
     name = PurePath(named).name
     if name in _names(base):
         return None
@@ -70,13 +71,13 @@ def check_adapter(
 
     `complain` is less strict where a recipe is; `where` names the adapter as the user did.
     """
-    found, where = doubt(adapter, base), where or adapter.name
-    if found is None:
+    reason, where = doubt(adapter, base), where or adapter.name
+    if reason is None:
         return
-    if found.sure:
-        complain(found.what, where, "add it to its own base, or take an adapter of this one")
+    if reason.sure:
+        complain(reason.what, where, "add it to its own base, or take an adapter of this one")
     else:
-        warnings.warn(f"{where}: {found.what}", TransshipWarning, stacklevel=2)
+        warnings.warn(f"{where}: {reason.what}", TransshipWarning, stacklevel=2)
 
 
 def _judged(named: str, base: Checkpoint, cosine: float, distance: float) -> Doubt | None:
@@ -99,38 +100,34 @@ def _compare(folder: Path, base: Checkpoint) -> tuple[float, float] | None:
     try:
         with checkpoints.open(folder) as other:
             shared = [
-                (one, two)
-                for one, two in translation(list(base.tensors), list(other.tensors)).items()
-                if base.info(one).shape == other.info(two).shape and len(base.info(one).shape) == 2
-                if base.info(one).floating and other.info(two).floating
+                (mine, theirs)
+                for mine, theirs in translation(list(base.tensors), list(other.tensors)).items()
+                if base.info(mine).shape == other.info(theirs).shape and len(base.info(mine).shape) == 2
+                if base.info(mine).floating and other.info(theirs).floating
             ]
             shared.sort(key=lambda pair: -base.info(pair[0]).size)
             if not shared:
                 return 0.0, 1.0  # nothing in common
-            parts = [(_middle(base, one), _middle(other, two)) for one, two in shared[:SAMPLED]]
+            parts = [(_middle(base, mine), _middle(other, theirs)) for mine, theirs in shared[:SAMPLED]]
     except TransshipError:
         return None
-    one, two = (np.concatenate(side).astype(np.float64) for side in zip(*parts, strict=True))
-    lengths = float(np.linalg.norm(one)), float(np.linalg.norm(two))
+    first, second = (np.concatenate(side).astype(np.float64) for side in zip(*parts, strict=True))
+    lengths = float(np.linalg.norm(first)), float(np.linalg.norm(second))
     if 0.0 in lengths:
         return None
-    return float(one @ two) / (lengths[0] * lengths[1]), float(np.linalg.norm(one - two)) / lengths[0]
-
-
-def middle(size: int) -> tuple[int, int]:
-    """Return the part of a flattened matrix that is looked at."""
-    return max(0, size // 2 - ELEMENTS), size // 2
+    cosine = float(first @ second) / (lengths[0] * lengths[1])
+    return cosine, float(np.linalg.norm(first - second)) / lengths[0]
 
 
 def _middle(checkpoint: Checkpoint, name: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    return np.array(checkpoint.floats(name, *middle(checkpoint.info(name).size)))
+    return np.array(checkpoint.floats(name, *middle_part(checkpoint.info(name).size)))
 
 
 def _names(base: Checkpoint) -> set[str]:
     """Return what a base may be called: its reference's last part, or the repository's in the hub's cache."""
     places = [base.name, *([str(base.folder)] if base.folder is not None else [])]
-    found = {PurePath(place.split("@")[0]).name for place in places}
+    names = {PurePath(place.split("@")[0]).name for place in places}
     for place in places:
-        found |= {part.split("--")[-1] for part in PurePath(place).parts if part.startswith("models--")}
+        names |= {part.split("--")[-1] for part in PurePath(place).parts if part.startswith("models--")}
     given = base.config.get("_name_or_path")
-    return found | ({PurePath(given).name} if isinstance(given, str) else set())
+    return names | ({PurePath(given).name} if isinstance(given, str) else set())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +20,24 @@ from transship.checkpoints.dtypes import stored
 from transship.checkpoints.lora import translation
 from transship.errors import CheckpointError, OptionError
 from transship.verbs.merge.maths.operands import Floats, Reader
-from transship.verbs.merge.recipe.plan.headed import headed_config
-from transship.verbs.merge.recipe.read.reference import ModelReference, Place
+from transship.verbs.merge.recipe.plan.layout import is_head
+from transship.verbs.merge.recipe.read.sources import Location, ModelReference
 
 _SAMPLE = 4096  # bytes that a fingerprint reads in each of three places of a tensor
+_ELEMENTS = 4096  # of a matrix that are held against those of another model
 SAMPLED = (
     "A fingerprint that starts with `sampled:` is SHA-256 over names, shapes, dtypes and 4096 bytes from the "
     "start, the middle and the end of every tensor: it tells models apart and does not vouch for every byte."
 )
+
+
+_CLASSES = {
+    "SEQ_CLS": "ForSequenceClassification",
+    "TOKEN_CLS": "ForTokenClassification",
+    "QUESTION_ANS": "ForQuestionAnswering",
+}
+_ARCHITECTURE = re.compile(r"(.+?)(LMHeadModel|Model|For[A-Z]\w*)")
+_LAST = re.compile(r"(^|\.)(out_proj|classifier|score|qa_outputs)\.weight$")
 
 
 class Model(Protocol):
@@ -169,6 +181,11 @@ def sampled_fingerprint(checkpoint: Checkpoint) -> str:
     return f"sampled:{digest.hexdigest()[:32]}"
 
 
+def middle_part(size: int) -> tuple[int, int]:
+    """Return the part of a flattened matrix that shows whether two models are kin."""
+    return max(0, size // 2 - _ELEMENTS), size // 2
+
+
 def open_model(reference: ModelReference, *, allow_pickle: bool = False) -> StoredModel | Adapter:
     """Open one reference; a lone adapter folder is returned as it is, to be merged with others."""
     stored = _open(reference.model, allow_pickle)
@@ -186,7 +203,7 @@ def open_model(reference: ModelReference, *, allow_pickle: bool = False) -> Stor
     return StoredModel(str(reference), stored, Update.from_adapter(adapter, stored), adapter)
 
 
-def _open(place: Place, allow_pickle: bool) -> Checkpoint:
+def _open(place: Location, allow_pickle: bool) -> Checkpoint:
     text = str(place) if not Path(place.path).exists() else place.path
     if Path(place.path).exists() and place.revision is not None:
         raise OptionError(
@@ -251,3 +268,38 @@ def _prefix_change(renamed: Mapping[str, str]) -> Callable[[str], str]:
             prefix = name.removesuffix(other)
             return lambda text: text.removeprefix(prefix)
     return lambda text: text
+
+
+def headed_config(
+    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the base's config for the model that its adapter's head makes of it.
+
+    Args:
+        shapes: of the tensors that the adapter adds.
+        adapter: its own config, which names the task or the class that it was trained on.
+    """
+    headed = copy.deepcopy(dict(config))
+    matrices = [name for name, shape in shapes.items() if is_head(name) and len(shape) == 2]
+    last = next((name for name in matrices if _LAST.search(name)), None)
+    if last is None:
+        return headed
+    labels = shapes[last][0]
+    if len(config.get("id2label") or {}) != labels:
+        names = [f"LABEL_{number}" for number in range(labels)]
+        headed["id2label"] = {str(number): name for number, name in enumerate(names)}
+        headed["label2id"] = {name: number for number, name in enumerate(names)}
+        headed.pop("num_labels", None)
+    if architecture := _class(config.get("architectures"), adapter):
+        headed["architectures"] = [architecture]
+    return headed
+
+
+def _class(named: Any, adapter: Mapping[str, Any]) -> str | None:
+    """Return the class that the adapter was trained on; PEFT keeps it where there is no name for the task."""
+    mapping = adapter.get("auto_mapping")
+    if isinstance(mapping, Mapping) and isinstance(mapping.get("base_model_class"), str):
+        return str(mapping["base_model_class"])
+    ending = _CLASSES.get(str(adapter.get("task_type")))
+    match = _ARCHITECTURE.fullmatch(str(named[0])) if isinstance(named, list) and named else None
+    return None if ending is None or match is None else match[1] + ending

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from transship.checkpoints import TensorInfo
 from transship.errors import CheckpointError, OptionError
-from transship.registry import method_class
 from transship.verbs.merge.protocol import RecipeMethod, parameters_of
-from transship.verbs.merge.recipe.plan.layout import Layout, is_head
+from transship.verbs.merge.recipe.plan.layout import Layout, Span, SpanModel, is_head
 from transship.verbs.merge.recipe.plan.models import Models
-from transship.verbs.merge.recipe.plan.slices import Span
 from transship.verbs.merge.recipe.plan.vocabulary import Vocabulary
-from transship.verbs.merge.recipe.read.parameters import Setting, layer_position, resolve
-from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.read.parameters import coerce, layer_position, resolve
 from transship.verbs.merge.recipe.read.schema import Recipe
-from transship.verbs.merge.recipe.read.values import coerce
+from transship.verbs.merge.recipe.read.sources import ModelReference
 
 Action = Literal["merge", "copy"]
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StepInput:
     """One input of a step: a model, and the tensor's name in the donor's spelling."""
 
     reference: ModelReference
@@ -34,7 +30,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TensorStep:
     """How one tensor of the output is made.
 
     Attributes:
@@ -52,11 +48,11 @@ class Step:
     shape: tuple[int, ...]
     dtype: str
     action: Action
-    inputs: tuple[Origin, ...]
-    base: Origin | None = None
+    inputs: tuple[StepInput, ...]
+    base: StepInput | None = None
     method: RecipeMethod | None = None
     values: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    agree: tuple[Origin, ...] = ()
+    agree: tuple[StepInput, ...] = ()
     note: str = ""
 
     @property
@@ -65,260 +61,281 @@ class Step:
         return math.prod(self.shape)
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
+    def sources(self) -> tuple[StepInput, ...]:
         """Return everything that is read."""
         return (*self.inputs, *((self.base,) if self.base else ()), *self.agree)
 
+    def scaled(self, factors: Sequence[float]) -> TensorStep:
+        """Return the step with each model's weight times its factor."""
+        weights = tuple(
+            float(weight) * factor for weight, factor in zip(self.values["weight"], factors, strict=True)
+        )
+        return dataclasses.replace(self, values={**self.values, "weight": weights})
 
-@dataclass
+    def facts(self) -> dict[str, Any]:
+        """Return the step as plain data."""
+        facts: dict[str, Any] = {
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "action": self.action,
+            "inputs": [f"{each.reference}: {each.tensor}" for each in self.inputs],
+        }
+        if self.base is not None:
+            facts["base"] = f"{self.base.reference}: {self.base.tensor}"
+        if self.method is not None:
+            fields = {name: getattr(self.method, name) for name in parameters_of(type(self.method), "recipe")}
+            facts["parameters"] = {name: value for name, value in fields.items() if name not in self.values}
+            facts["per_model"] = {name: list(values) for name, values in self.values.items()}
+        if self.note:
+            facts["note"] = self.note
+        return facts
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The steps, and what the user has to know of tensors that are not merged.
 
     Attributes:
+        steps: in the order in which they are written.
         heads: model → the steps that keep its own head.
-        copied: tensors that are taken from one model because others have them not.
-        dropped: tensors that are left out, because the recipe says so.
+        dropped: tensor → the models that lack it, for tensors that are left out, because the recipe says so.
     """
 
-    steps: list[Step] = dataclasses.field(default_factory=list)
-    heads: dict[ModelReference, list[Step]] = dataclasses.field(default_factory=dict)
-    copied: list[str] = dataclasses.field(default_factory=list)
-    dropped: list[str] = dataclasses.field(default_factory=list)
+    steps: tuple[TensorStep, ...]
+    heads: Mapping[ModelReference, tuple[TensorStep, ...]]
+    dropped: Mapping[str, str]
+
+    @property
+    def copied(self) -> list[TensorStep]:
+        """Return the steps of tensors that are taken from one model because others lack them."""
+        return [step for step in self.steps if step.note]
 
 
-class StepBuilder:
-    """Builds the steps of one recipe from opened models."""
+@dataclass(frozen=True)
+class _Target:
+    """A tensor of the output: its name, the span that it takes models and settings from, its layer there."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        models: Models,
-        layout: Layout,
-        spans: Sequence[Span],
-        vocabulary: Vocabulary | None,
-        per_task: bool,
-    ) -> None:
-        self.recipe, self.models, self.layout, self.spans = recipe, models, layout, spans
-        self.vocabulary, self.per_task = vocabulary, per_task
-        kind = method_class("merge", recipe.method.replace("_", "-"))
-        if not issubclass(kind, RecipeMethod):
-            raise TypeError(recipe.method)
-        self.kind = kind
-        self.outcome = Outcome()
+    name: str
+    span: Span
+    layer: int | None = None
+    rest: str = ""
 
-    def build(self) -> Outcome:
-        """Return the steps in the order of the output: before the layers, the layers, after them."""
-        around = self._around()
-        for name, span in around:
-            if self.layout.place(name).before:
-                self._step(name, span, None)
-        for span in self.spans:
-            if span.prefix is not None:
-                for layer in range(span.layers):
-                    for rest in self._layer_names(span, layer):
-                        self._step(f"{span.prefix}.{span.offset + layer}.{rest}", span, layer, rest)
-        for name, span in around:
-            if not self.layout.place(name).before:
-                self._step(name, span, None)
-        return self.outcome
+    @property
+    def position(self) -> float:
+        """Return where it stands in the depth of its span, from 0 to 1; 0 around the layers."""
+        return 0.0 if self.layer is None else layer_position(self.layer, self.span.layers)
 
-    def _around(self) -> list[tuple[str, Span]]:
-        """Return the tensors outside the layers, each with the span whose models and parameters it takes."""
-        found: dict[str, Span] = {}
-        prefixes = {span.prefix for span in self.spans if span.prefix is not None}
-        for span in (*self.spans, *reversed(self.spans)):
-            for reference in self._references(span):
-                for name in self.models[reference].names:
-                    place = self.layout.place(name)
-                    if place.layer is None and not _in_layers(name, prefixes):
-                        found.setdefault(name, self._span_for(place.module, place.before))
-        return sorted(found.items())
+    def input(self, model: SpanModel) -> StepInput:
+        """Return what a model gives for it."""
+        if self.layer is None:
+            return StepInput(model.reference, self.name)
+        return StepInput(model.reference, f"{self.span.prefix}.{model.first + self.layer}.{self.rest}")
 
-    def _span_for(self, module: str, before: bool) -> Span:
-        mine = [span for span in self.spans if span.module in (module, None)] or list(self.spans)
-        return mine[0] if before else mine[-1]
 
-    def _layer_names(self, span: Span, layer: int) -> list[str]:
-        names: dict[str, None] = {}
-        for reference, first in zip(span.references, span.firsts, strict=True):
-            start = f"{span.prefix}.{first + layer}."
-            found = self._by_layer(reference).get(start, ())
-            names.update(dict.fromkeys(name.removeprefix(start) for name in found))
-        return sorted(names)
+def build_steps(
+    recipe: Recipe,
+    models: Models,
+    layout: Layout,
+    spans: Sequence[Span],
+    vocabulary: Vocabulary | None,
+    *,
+    per_task: bool,
+) -> Outcome:
+    """Return the steps of a recipe's models; `per_task` keeps a head for each model."""
+    rules = _Rules(recipe, models, vocabulary)
+    steps: list[TensorStep] = []
+    heads: dict[ModelReference, list[TensorStep]] = {}
+    dropped: dict[str, str] = {}
+    for target in _targets(models, layout, spans):
+        inputs = tuple(target.input(model) for model in target.span.models)
+        base = target.input(target.span.base) if target.span.base is not None else None
+        sources = (*inputs, *((base,) if base else ()))
+        if not any(models[each.reference].stored(each.tensor) for each in sources):
+            continue  # an alias in every model that has it: the tensor it shares data with is merged
+        if per_task and target.layer is None and is_head(target.name):
+            for step in rules.heads(target.name, inputs):
+                heads.setdefault(step.inputs[0].reference, []).append(step)
+            continue
+        present = [each for each in sources if rules.info(each) is not None]
+        if len(present) == len(sources):
+            steps.append(rules.step(target, inputs, base))
+            continue
+        absent = list(dict.fromkeys(str(each.reference) for each in sources if each not in present))
+        chosen = rules.only(target.name, present, absent)
+        if chosen is None:
+            dropped[target.name] = ", ".join(absent)
+        else:
+            steps.append(chosen)
+    return Outcome(tuple(steps), {reference: tuple(own) for reference, own in heads.items()}, dropped)
 
-    @functools.cache  # noqa: B019 (the builder lives as long as the plan is made)
-    def _by_layer(self, reference: ModelReference) -> dict[str, list[str]]:
-        groups: dict[str, list[str]] = {}
-        for name in self.models[reference].names:
-            place = self.layout.place(name)
-            if place.layer is not None:
-                groups.setdefault(name[: len(name) - len(place.rest)], []).append(name)
-        return groups
 
-    def _references(self, span: Span) -> list[ModelReference]:
-        return [*span.references, *([span.base] if span.base else [])]
+def _targets(models: Models, layout: Layout, spans: Sequence[Span]) -> Iterator[_Target]:
+    """Yield the tensors in the order of the output: before the layers, the layers, after them."""
+    around = _around(models, layout, spans)
+    yield from (_Target(name, span) for name, span in around if layout.position(name).before)
+    groups = {
+        reference: _by_layer(models, layout, reference) for span in spans for reference in span.references
+    }
+    for span in spans:
+        for layer in range(span.layers if span.prefix is not None else 0):
+            rests = set()
+            for model in span.models:
+                start = f"{span.prefix}.{model.first + layer}."
+                rests |= groups[model.reference].get(start, set())
+            for rest in sorted(rests):
+                yield _Target(f"{span.prefix}.{span.offset + layer}.{rest}", span, layer, rest)
+    yield from (_Target(name, span) for name, span in around if not layout.position(name).before)
 
-    def _step(self, name: str, span: Span, layer: int | None, rest: str = "") -> None:
-        """Add the step for one output tensor, or note why there is none."""
-        inputs = [
-            Origin(reference, name if layer is None else f"{span.prefix}.{first + layer}.{rest}")
-            for reference, first in zip(span.references, span.firsts, strict=True)
-        ]
-        base = None
-        if span.base is not None:
-            base = Origin(
-                span.base, name if layer is None else f"{span.prefix}.{span.base_first + layer}.{rest}"
-            )
-        everything = [*inputs, *([base] if base else [])]
-        if not any(self.models[one.reference].stored(one.tensor) for one in everything):
-            return  # an alias in every model that has it: the tensor it shares data with is merged
-        if self.per_task and layer is None and is_head(name):
-            self._keep_heads(name, inputs)
-            return
-        there = [one for one in everything if self._info(one) is not None]
-        if len(there) < len(everything):
-            self._partly_there(name, there, everything)
-            return
-        infos = [info for one in everything if (info := self._info(one)) is not None]
+
+def _around(models: Models, layout: Layout, spans: Sequence[Span]) -> list[tuple[str, Span]]:
+    """Return the tensors outside the layers, each with the span whose models and parameters it takes."""
+    chosen: dict[str, Span] = {}
+    prefixes = {span.prefix for span in spans if span.prefix is not None}
+    for span in (*spans, *reversed(spans)):
+        for reference in span.references:
+            for name in models[reference].names:
+                position = layout.position(name)
+                if position.layer is None and not _in_layers(name, prefixes) and name not in chosen:
+                    mine = [other for other in spans if other.module in (position.module, None)] or spans
+                    chosen[name] = mine[0] if position.before else mine[-1]
+    return sorted(chosen.items(), key=lambda entry: entry[0])
+
+
+def _by_layer(models: Models, layout: Layout, reference: ModelReference) -> dict[str, set[str]]:
+    """Return what stands before a layer's tensors, its number included → the rest of their names."""
+    groups: dict[str, set[str]] = {}
+    for name in models[reference].names:
+        position = layout.position(name)
+        if position.layer is not None:
+            groups.setdefault(name.removesuffix(position.rest), set()).add(position.rest)
+    return groups
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """How one tensor is made, by the recipe."""
+
+    recipe: Recipe
+    models: Models
+    vocabulary: Vocabulary | None
+
+    def info(self, source: StepInput) -> TensorInfo | None:
+        """Return shape and dtype of an input, None where its model lacks it."""
+        return self.models[source.reference].info(source.tensor)
+
+    def step(self, target: _Target, inputs: tuple[StepInput, ...], base: StepInput | None) -> TensorStep:
+        """Return the step of a tensor that all models have."""
+        sources = (*inputs, *((base,) if base else ()))
+        infos = [info for each in sources if (info := self.info(each)) is not None]
+        name = target.name
         if not all(info.floating for info in infos):
-            self._add(
-                Step(name, infos[0].shape, infos[0].dtype, "copy", (inputs[0],), agree=tuple(everything[1:]))
-            )
-            return
-        shape = self._shape(name, everything, infos)
-        self._add(self._merge(name, shape, infos, inputs, base, span, layer))
+            return TensorStep(name, infos[0].shape, infos[0].dtype, "copy", inputs[:1], agree=sources[1:])
+        shape, dtype = self._shape(name, sources, infos), self._dtype(infos)
+        values = self._per_model(target, inputs)
+        if values.get("scale") == (None,):  # passthrough: the bytes as they are
+            return TensorStep(name, shape, dtype, "copy", inputs)
+        method = self.recipe.kind(**self._shared(target))
+        return TensorStep(name, shape, dtype, "merge", inputs, base, method, values)
 
-    def _add(self, step: Step) -> None:
-        self.outcome.steps.append(step)
+    def heads(self, name: str, inputs: Sequence[StepInput]) -> Iterator[TensorStep]:
+        """Yield the steps that keep each model's own tensor of a head."""
+        for each in inputs:
+            if (info := self.info(each)) is not None:
+                yield self._copy(name, info.shape, each, f"the head of {each.reference}")
 
-    def _info(self, origin: Origin) -> TensorInfo | None:
-        return self.models[origin.reference].info(origin.tensor)
-
-    def _shape(self, name: str, origins: Sequence[Origin], infos: Sequence[TensorInfo]) -> tuple[int, ...]:
-        """Return the output's shape; other shapes than rows of words in the inputs are an error."""
-        if self.vocabulary is not None and self.vocabulary.covers(name):
-            return (self.vocabulary.rows, *infos[0].shape[1:])
-        if len({info.shape for info in infos}) > 1:
-            shapes = ", ".join(
-                f"{one.reference} {list(info.shape)}" for one, info in zip(origins, infos, strict=True)
-            )
-            raise CheckpointError(
-                f"the models have other shapes: {shapes}",
-                where=f"tensor '{name}'",
-                fix="merge models of one architecture"
-                + ("; set heads: per_task to keep a head for each" if is_head(name) else "")
-                + (
-                    "; set tokenizer_source: union for other vocabularies" if len(infos[0].shape) == 2 else ""
-                ),
-            )
-        return infos[0].shape
-
-    def _keep_heads(self, name: str, inputs: Sequence[Origin]) -> None:
-        for one in inputs:
-            info = self._info(one)
-            if info is not None:
-                dtype = self._dtype([info]) if info.floating else info.dtype
-                step = Step(name, info.shape, dtype, "copy", (one,), note=f"the head of {one.reference}")
-                self.outcome.heads.setdefault(one.reference, []).append(step)
-
-    def _partly_there(self, name: str, there: list[Origin], everything: list[Origin]) -> None:
-        """Follow `extra_tensors` for a tensor that some models have not."""
-        rule = self.recipe.extra_tensors
-        absent = dict.fromkeys(str(one.reference) for one in everything if one not in there)
-        missing = ", ".join(absent)
-        donor = next((one for one in there if one.reference == self.recipe.donor), None)
+    def only(self, name: str, present: Sequence[StepInput], absent: Sequence[str]) -> TensorStep | None:
+        """Follow `extra_tensors` for a tensor that some models lack; None where it is left out."""
+        rule, missing = self.recipe.extra_tensors, ", ".join(absent)
+        donor = next((each for each in present if each.reference == self.recipe.donor), None)
         if rule == "drop" and donor is None:
-            self.outcome.dropped.append(f"{name} (not in {missing})")
-            return
+            return None
         if rule == "error" or (rule == "base" and donor is None):
             raise CheckpointError(
-                f"only {', '.join(str(one.reference) for one in there)} has it, and {missing} has not",
+                f"only {', '.join(str(each.reference) for each in present)} has it, and {missing} has not",
                 where=f"tensor '{name}'",
                 fix="set extra_tensors: keep to copy such tensors, or drop to leave them out",
             )
-        chosen = donor or there[0]
-        info = self._info(chosen)
+        chosen = donor or present[0]
+        info = self.info(chosen)
+        assert info is not None
+        note = f"copied from {chosen.reference}: not present in {missing}"
+        return self._copy(name, self._shape(name, [chosen], [info]), chosen, note)
+
+    def _copy(self, name: str, shape: tuple[int, ...], source: StepInput, note: str) -> TensorStep:
+        info = self.info(source)
         assert info is not None
         dtype = self._dtype([info]) if info.floating else info.dtype
-        note = f"copied from {chosen.reference}: {missing} {'have' if len(absent) > 1 else 'has'} it not"
-        self._add(Step(name, self._shape(name, [chosen], [info]), dtype, "copy", (chosen,), note=note))
-        self.outcome.copied.append(f"{name} ({note})")
+        return TensorStep(name, shape, dtype, "copy", (source,), note=note)
 
     def _dtype(self, infos: Sequence[TensorInfo]) -> str:
         return self.recipe.out_dtype or self.recipe.dtype or promoted([info.dtype for info in infos])
 
-    def _merge(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        infos: Sequence[TensorInfo],
-        inputs: Sequence[Origin],
-        base: Origin | None,
-        span: Span,
-        layer: int | None,
-    ) -> Step:
-        position = 0.0 if layer is None else layer_position(layer, span.layers)
-        outer = (span.parameters, span.module_parameters, self.recipe.parameters)
-        shared, values = {}, {}
-        for field, default in parameters_of(self.kind, "recipe").items():
-            spelt = self.kind.spelling.get(field, field)
-            if field not in self.kind.per_model:
-                value = resolve(outer, spelt, name, position)
-                if value is not None:
-                    shared[field] = coerce(self.kind, field, value, f"{self.recipe.path}, {spelt}")
-                elif field in self.kind.required:
-                    raise self._missing(spelt, name, None)
+    def _shape(self, name: str, sources: Sequence[StepInput], infos: Sequence[TensorInfo]) -> tuple[int, ...]:
+        """Return the output's shape; other shapes than rows of words in the inputs are an error."""
+        shape = infos[0].shape
+        if self.vocabulary is not None and self.vocabulary.covers(name):
+            return (self.vocabulary.rows, *shape[1:])
+        if any(info.shape != shape for info in infos):
+            shapes = [
+                f"{each.reference} {list(info.shape)}" for each, info in zip(sources, infos, strict=True)
+            ]
+            fixes = ["merge models of one architecture"]
+            fixes += ["set heads: per_task to keep a head for each"] if is_head(name) else []
+            fixes += ["set tokenizer_source: union for other vocabularies"] if len(shape) == 2 else []
+            raise CheckpointError(
+                f"the models have other shapes: {', '.join(shapes)}",
+                where=f"tensor '{name}'",
+                fix="; ".join(fixes),
+            )
+        return shape
+
+    def _shared(self, target: _Target) -> dict[str, Any]:
+        """Return the method's parameters that hold for all models, where the recipe gives them."""
+        kind, shared = self.recipe.kind, {}
+        for field in parameters_of(kind, "recipe"):
+            if field in kind.per_model:
                 continue
-            found = []
-            for one, own in zip(inputs, span.own_parameters, strict=True):
-                tensor = self.models[one.reference].names[one.tensor]
-                value = resolve((own, *outer), spelt, tensor, position)
+            spelt = kind.spelling.get(field, field)
+            value = resolve(self._scopes(target), spelt, target.name, target.position)
+            if value is not None:
+                shared[field] = coerce(kind, field, value, f"{self.recipe.path}, {spelt}")
+            elif field in kind.required:
+                raise self._missing(spelt, target.name, None)
+        return shared
+
+    def _per_model(self, target: _Target, inputs: Sequence[StepInput]) -> dict[str, tuple[Any, ...]]:
+        """Return the parameters with a value for each model; filters see the model's own tensor names."""
+        kind, values = self.recipe.kind, {}
+        for field, default in parameters_of(kind, "recipe").items():
+            if field not in kind.per_model:
+                continue
+            spelt, per_model = kind.spelling.get(field, field), []
+            for each, model in zip(inputs, target.span.models, strict=True):
+                scopes = (model.parameters, *self._scopes(target))
+                tensor = self.models[each.reference].names[each.tensor]
+                value = resolve(scopes, spelt, tensor, target.position)
                 if value is None and field == "weight" and self.recipe.weights is not None:
                     value = 1.0 / len(inputs)  # where the search starts
-                if value is None and field in self.kind.required:
-                    raise self._missing(spelt, name, one.reference)
-                where = f"{self.recipe.path}, {spelt} of {one.reference}"
-                found.append(default if value is None else coerce(self.kind, field, value, where))
-            values[field] = tuple(found)
-        method = made(self.kind, tuple(sorted(shared.items())))  # type: ignore[arg-type]
-        if values.get("scale") == (None,):  # passthrough: the bytes as they are
-            return Step(name, shape, self._dtype(infos), "copy", tuple(inputs))
-        return Step(name, shape, self._dtype(infos), "merge", tuple(inputs), base, method, values)
+                if value is None and field in kind.required:
+                    raise self._missing(spelt, target.name, each.reference)
+                where = f"{self.recipe.path}, {spelt} of {each.reference}"
+                per_model.append(default if value is None else coerce(kind, field, value, where))
+            values[field] = tuple(per_model)
+        return values
+
+    def _scopes(self, target: _Target) -> tuple[Mapping[str, Any], ...]:
+        return (*target.span.scopes, self.recipe.parameters)
 
     def _missing(self, parameter: str, name: str, model: ModelReference | None) -> OptionError:
         whose = f" for {model}" if model else ""
-        appended = model is not None and model == self.recipe.base_model and self.kind.base == "input"
+        appended = model is not None and model == self.recipe.base_model and self.recipe.kind.base == "input"
         fix = f"add parameters: {{{parameter}: …}}" + (", or remove base_model" if appended else "")
         return OptionError(
             f"{self.recipe.method} needs {parameter}{whose}, and no rule gives it for tensor '{name}'",
             where=self.recipe.path,
             fix=fix,
         )
-
-
-def check_scopes(recipe: Recipe, kind: type[RecipeMethod]) -> None:
-    """Refuse parameters of single models that are the same for all: mergekit would ignore them."""
-    per_model = {kind.spelling.get(name, name) for name in kind.per_model}
-    for module in recipe.modules:
-        for part in module.slices:
-            for source in part.sources:
-                _refuse_shared(source.parameters, per_model, recipe.method)
-
-
-def _refuse_shared(settings: Mapping[str, Setting], per_model: set[str], method: str) -> None:
-    for name, setting in settings.items():
-        if name not in per_model:
-            raise OptionError(
-                f"{method} has one {name} for all models",
-                where=setting.where,
-                fix="move it to the parameters of the slice or of the recipe",
-            )
-
-
-@functools.lru_cache(maxsize=1024)
-def made(kind: type[RecipeMethod], values: tuple[tuple[str, Any], ...]) -> RecipeMethod:
-    """Return the method with these parameters; tensors with equal ones share it."""
-    return kind(**dict(values))
 
 
 def promoted(dtypes: Sequence[str]) -> str:
@@ -338,11 +355,3 @@ def _in_layers(name: str, prefixes: set[str]) -> bool:
         name.startswith(prefix + ".") and name[len(prefix) + 1 :].split(".")[0].isdigit()
         for prefix in prefixes
     )
-
-
-def scaled(step: Step, factors: Sequence[float]) -> Step:
-    """Return the step with each model's weight times its factor."""
-    weights = tuple(
-        float(weight) * factor for weight, factor in zip(step.values["weight"], factors, strict=True)
-    )
-    return dataclasses.replace(step, values={**step.values, "weight": weights})

@@ -7,7 +7,6 @@ else the base's, else the mean of its owners', else zero; a recipe's token rules
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,24 +17,17 @@ import numpy.typing as npt
 from transship.checkpoints import read_json
 from transship.errors import CheckpointError, OptionError
 from transship.verbs.merge.maths.operands import Floats, Reader
-from transship.verbs.merge.recipe.plan.models import Aligned, Model, Models, Readable
-from transship.verbs.merge.recipe.plan.tokenizers import (
+from transship.verbs.merge.recipe.plan.models import Aligned, Models, Readable
+from transship.verbs.merge.recipe.plan.words import (
     extended,
     read_vocabulary,
     special_tokens,
     vocabulary_file,
+    word_tensors,
 )
-from transship.verbs.merge.recipe.read.reference import ModelReference
 from transship.verbs.merge.recipe.read.schema import Recipe
-from transship.verbs.merge.recipe.read.tokens import TokenizerRule, TokenRule
+from transship.verbs.merge.recipe.read.sources import ModelReference, TokenizerRule, TokenRule
 
-_TABLE = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings|shared|embed_in|tok_embeddings|tokens_embed)\.weight$"
-)
-_WORDS = re.compile(
-    r"(^|\.)(lm_head|embed_out|output_projection|vocab_projector|predictions(\.decoder)?|lm_head\.decoder"
-    r"|generator_lm_head|final_logits_bias)(\.weight|\.bias|$)"
-)
 ZERO, MEAN, PADDING = -1, -2, -3
 
 
@@ -121,7 +113,7 @@ class _Gather:
             elif code == MEAN:
                 for index in range(start, stop):
                     owners = self.vocabulary.means[first + index]
-                    out[index] = np.mean([self._read(one, at, at + 1) for one, at in owners], axis=0)
+                    out[index] = np.mean([self._read(number, at, at + 1) for number, at in owners], axis=0)
             elif code == PADDING:
                 out[start:stop] = self._mean_row()
         return out
@@ -143,25 +135,8 @@ class _Gather:
         return self._padding
 
 
-def word_tensors(model: Aligned[Model]) -> dict[str, int]:
-    """Return the tensors whose rows are words, with their number of rows."""
-    tables = {
-        name: info.shape[0] for name in model.names if _TABLE.search(name) and (info := model.info(name))
-    }
-    rows = set(tables.values())
-    found = dict(tables)
-    for name in model.names:
-        info = model.info(name)
-        if _WORDS.search(name) and info is not None and info.shape and info.shape[0] in rows:
-            found[name] = info.shape[0]
-    return found
-
-
-def build_vocabulary(recipe: Recipe, models: Models) -> Vocabulary | None:
-    """Return the output vocabulary that the recipe's tokenizer rule asks for, None without a rule."""
-    rule = recipe.tokenizer
-    if rule is None:
-        return None
+def build_vocabulary(recipe: Recipe, rule: TokenizerRule, models: Models) -> Vocabulary:
+    """Return the output vocabulary that the recipe's tokenizer rule asks for."""
     order = tuple(models)
     donor = recipe.donor
     tables = {reference: word_tensors(model) for reference, model in models.items()}
@@ -186,9 +161,9 @@ def _vocabularies(
     """Return each model's token → row; a model without a tokenizer has the donor's if it has as many rows."""
     known = {}
     for reference, model in models.items():
-        found = read_vocabulary(model.model.folder)
-        if found is not None:
-            known[reference] = found
+        rows = read_vocabulary(model.model.folder)
+        if rows is not None:
+            known[reference] = rows
     if donor not in known:
         raise CheckpointError(
             "it has no tokenizer.json, so that a tokenizer rule cannot work",
@@ -286,9 +261,9 @@ class _Builder:
                     assert default is not None
                     choice = default
                 maps[reference].owner[place], maps[reference].row[place] = choice
-        for found in maps.values():
-            found.owner[size:] = PADDING
-            found.row[size:] = np.arange(rows - size)
+        for row_map in maps.values():
+            row_map.owner[size:] = PADDING
+            row_map.row[size:] = np.arange(rows - size)
         return maps, means, notes
 
     def _own(self, number: int, token: str) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,38 @@ class Block(dict[str, Any]):
             if key not in known:
                 raise unknown(key, known, kind=f"key in {what}", where=self.where(key))
 
+    def text(self, key: str) -> str | None:
+        """Return the text at a key, None where there is none."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self.error(f"{key} takes a text", "write it in quotes", key=key)
+        return value
+
+    def count(self, key: str, least: int = 1) -> int | None:
+        """Return the whole number at a key, None where there is none."""
+        value = self.get(key)
+        if value is not None and (type(value) is not int or value < least):
+            raise self.error(f"{key} takes a whole number from {least}", f"write {key}: 16", key=key)
+        return value
+
+    def choice(self, key: str, choices: Sequence[str]) -> str:
+        """Return one of some words, the first where there is none."""
+        value: Any = self.get(key, choices[0])
+        value = "off" if value is False else value  # YAML reads a bare off as false
+        if str(value).replace("-", "_") not in choices:
+            raise unknown(str(value), choices, kind=key, where=self.where(key))
+        return str(value)
+
+    def blocks(self, key: str) -> list[Block]:
+        """Return the mappings of the list at a key."""
+        value = self.get(key)
+        if not isinstance(value, Items) or not value:
+            raise self.error(f"{key} takes a list", f"write {key}: with one '- ' entry for each", key=key)
+        for item, line in zip(value, value.lines, strict=True):
+            if not isinstance(item, Block):
+                raise Block(self.path, line).error(f"an entry of {key} is a mapping", "write '- model: path'")
+        return list(value)
+
 
 class Items(list[Any]):
     """A list of a recipe, with the line of each item."""
@@ -46,11 +78,10 @@ class Items(list[Any]):
         self.lines: list[int] = []
 
 
-def read_documents(path: str | Path) -> list[Block]:
-    """Return the mappings of a recipe file: one, or several divided by `---`."""
-    path = Path(path)
+def read_text(path: str | Path) -> str:
+    """Return the text of a recipe file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise OptionError(
             "there is no such recipe", where=str(path), fix="give the path of a YAML file"
@@ -59,11 +90,10 @@ def read_documents(path: str | Path) -> list[Block]:
         raise OptionError(
             f"the recipe cannot be read ({error})", where=str(path), fix="give a UTF-8 YAML file"
         ) from None
-    return parse_documents(text, str(path))
 
 
 def parse_documents(text: str, path: str = "recipe") -> list[Block]:
-    """Return the mappings of a recipe's text; `path` is what errors call it."""
+    """Return the mappings of a text: one, or several divided by `---`; `path` is what errors call it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=loader) if node is not None]

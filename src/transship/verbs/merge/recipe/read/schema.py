@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from transship.errors import OptionError
-from transship.registry import method_class, unknown
-from transship.verbs.merge.protocol import RecipeMethod, parameters_of, recipe_method, recipe_methods
-from transship.verbs.merge.recipe.plan.tokenizers import CHAT_TEMPLATES
-from transship.verbs.merge.recipe.read.document import Block, Items, parse_documents, read_documents
-from transship.verbs.merge.recipe.read.inputs import DataRule, WeightSearch, read_data, read_search
-from transship.verbs.merge.recipe.read.parameters import Setting, read_settings
-from transship.verbs.merge.recipe.read.reference import ModelReference, read_reference
-from transship.verbs.merge.recipe.read.tokens import TokenizerRule, read_tokenizer
-from transship.verbs.merge.recipe.read.values import coerce
+from transship.errors import CheckpointError, OptionError, TransshipWarning
+from transship.registry import unknown
+from transship.verbs.merge.protocol import (
+    LearnedMethod,
+    RecipeMethod,
+    parameters_of,
+    recipe_method,
+    recipe_methods,
+)
+from transship.verbs.merge.recipe.read.document import Block, Items, parse_documents, read_text
+from transship.verbs.merge.recipe.read.parameters import Setting, coerce, read_settings
+from transship.verbs.merge.recipe.read.sources import (
+    CHAT_TEMPLATES,
+    DataRule,
+    ModelReference,
+    TokenizerRule,
+    WeightSearch,
+    read_data,
+    read_reference,
+    read_search,
+    read_tokenizer,
+)
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 EXTRA_TENSORS = ("base", "keep", "drop", "error")
@@ -26,7 +39,7 @@ SHARES = ("density", "gamma", "select_topk")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelEntry:
     """One model of a slice: its layers [first, last), or None for all, its own parameters and its data."""
 
     model: ModelReference
@@ -40,7 +53,7 @@ class Source:
 class Slice:
     """Layers of the output, made of as many layers of each source."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[ModelEntry, ...]
     base_model: ModelReference | None
     parameters: dict[str, Setting]
     where: str
@@ -102,11 +115,19 @@ class Recipe:
     path: str = "recipe"
     text: str = ""
 
+    @property
+    def kind(self) -> type[RecipeMethod]:
+        """Return the method's class."""
+        return cast(type[RecipeMethod], recipe_method(self.method))
+
+    @property
+    def entries(self) -> list[ModelEntry]:
+        """Return the models of all slices, in the recipe's order."""
+        return [entry for module in self.modules for part in module.slices for entry in part.sources]
+
     def references(self) -> tuple[ModelReference, ...]:
         """Return the models in the order in which the recipe lists them, base last unless it is listed."""
-        listed = [
-            source.model for module in self.modules for part in module.slices for source in part.sources
-        ]
+        listed = [entry.model for entry in self.entries]
         bases = [part.base_model for module in self.modules for part in module.slices if part.base_model]
         tokens = self.tokenizer.models() if self.tokenizer else ()
         every = [*listed, *bases, *([self.base_model] if self.base_model else []), *tokens]
@@ -114,12 +135,20 @@ class Recipe:
 
     def data_of(self, reference: ModelReference) -> DataRule | None:
         """Return the data of one model, with the recipe's defaults; None where it has none."""
-        for module in self.modules:
-            for part in module.slices:
-                for source in part.sources:
-                    if source.model == reference and source.data is not None:
-                        return source.data.over(self.data)
-        return None
+        rules = [entry.data for entry in self.entries if entry.model == reference and entry.data is not None]
+        return rules[0].over(self.data) if rules else None
+
+    @property
+    def runs_models(self) -> bool:
+        """Return whether models run on data before anything is written."""
+        return issubclass(self.kind, LearnedMethod) or self.weights is not None or self.fits_heads
+
+    def complain(self, what: str, where: str, fix: str) -> None:
+        """Raise or warn that models do not belong together, as `compatibility` says."""
+        if self.compatibility == "error":
+            raise CheckpointError(what, where=where, fix=f"{fix}, or set compatibility: warn")
+        if self.compatibility == "warn":
+            warnings.warn(f"{where}: {what}", TransshipWarning, stacklevel=2)
 
     @property
     def fits_heads(self) -> bool:
@@ -158,16 +187,12 @@ KEYS = (
 
 def read_recipes(path: str | Path) -> list[Recipe]:
     """Return the recipes of a file: one, or several divided by `---`, the later ones using the earlier."""
-    documents = read_documents(path)
-    return _recipes(documents, Path(path).read_text(encoding="utf-8"))
+    return parse_recipes(read_text(path), str(path))
 
 
 def parse_recipes(text: str, path: str = "recipe") -> list[Recipe]:
     """Return the recipes of a text."""
-    return _recipes(parse_documents(text, path), text)
-
-
-def _recipes(documents: list[Block], text: str) -> list[Recipe]:
+    documents = parse_documents(text, path)
     recipes = [read_recipe(document, text) for document in documents]
     seen: dict[str, int] = {}
     for recipe, document in zip(recipes[:-1], documents[:-1], strict=True):
@@ -201,15 +226,15 @@ def read_recipe(block: Block, text: str = "") -> Recipe:
         tokenizer=read_tokenizer(block),
         chat_template=_chat_template(block),
         parameters=read_settings(block),
-        arithmetic=_choice(block, "arithmetic", ARITHMETIC),
-        seed=_integer(block, "seed") or 0,
-        extra_tensors=_choice(block, "extra_tensors", EXTRA_TENSORS),
-        heads=_choice(block, "heads", HEADS).replace("-", "_"),
-        lora_rank=_integer(block, "lora_rank", least=1),
-        compatibility=_choice(block, "compatibility", COMPATIBILITY),
+        arithmetic=block.choice("arithmetic", ARITHMETIC),
+        seed=block.count("seed", least=0) or 0,
+        extra_tensors=block.choice("extra_tensors", EXTRA_TENSORS),
+        heads=block.choice("heads", HEADS).replace("-", "_"),
+        lora_rank=block.count("lora_rank"),
+        compatibility=block.choice("compatibility", COMPATIBILITY),
         data=read_data(block, path=False),
         weights=read_search(block),
-        name=_text(block, "name"),
+        name=block.text("name"),
         path=block.path,
         text=text,
     )
@@ -228,14 +253,11 @@ def _method(block: Block) -> str:
 
 def _check_parameters(recipe: Recipe) -> None:
     """Refuse parameters that the method does not have, wherever they stand."""
-    kind = cast(type[RecipeMethod], method_class("merge", recipe.method.replace("_", "-")))
+    kind = recipe.kind
     known = [kind.spelling.get(name, name) for name in parameters_of(kind, "recipe")]
-    scopes = [recipe.parameters]
+    scopes = [recipe.parameters, *(entry.parameters for entry in recipe.entries)]
     for module in recipe.modules:
-        scopes.append(module.parameters)
-        for part in module.slices:
-            scopes.append(part.parameters)
-            scopes += [source.parameters for source in part.sources]
+        scopes += [module.parameters, *(part.parameters for part in module.slices)]
     for scope in scopes:
         for name, setting in scope.items():
             if name not in known:
@@ -269,7 +291,7 @@ def _modules(block: Block) -> tuple[Module, ...]:
     modules = block["modules"]
     if not isinstance(modules, Block) or not modules:
         raise block.error("modules is a mapping of names", "write modules: {encoder: …}", key="modules")
-    found = []
+    named = []
     for name in modules:
         part = modules[name]
         if not isinstance(part, Block):
@@ -277,21 +299,21 @@ def _modules(block: Block) -> tuple[Module, ...]:
         part.expect(("models", "slices", "parameters"), f"the module '{name}'")
         if (part.get("models") is None) == (part.get("slices") is None):
             raise part.error(f"the module '{name}' needs models or slices", "give exactly one of them")
-        found.append(_module(name, part, read_settings(part)))
-    return tuple(found)
+        named.append(_module(name, part, read_settings(part)))
+    return tuple(named)
 
 
 def _module(name: str | None, block: Block, parameters: dict[str, Setting]) -> Module:
     if block.get("models") is not None:
-        sources = tuple(_source(item, False) for item in _blocks(block, "models"))
+        sources = tuple(_entry(item, False) for item in block.blocks("models"))
         return Module(name, (Slice(sources, None, {}, block.where("models")),), parameters, True)
-    slices = tuple(_slice(item) for item in _blocks(block, "slices"))
+    slices = tuple(_slice(item) for item in block.blocks("slices"))
     return Module(name, slices, parameters, False)
 
 
 def _slice(block: Block) -> Slice:
     block.expect(("sources", "base_model", "parameters", "residual_weight"), "a slice")
-    sources = tuple(_source(item, True) for item in _blocks(block, "sources"))
+    sources = tuple(_entry(item, True) for item in block.blocks("sources"))
     base = read_reference(block, "base_model") if block.get("base_model") is not None else None
     lengths = {source.layers[1] - source.layers[0] for source in sources if source.layers}
     if len(lengths) > 1:
@@ -302,15 +324,13 @@ def _slice(block: Block) -> Slice:
     return Slice(sources, base, read_settings(block), block.where())
 
 
-def _source(block: Block, ranged: bool) -> Source:
+def _entry(block: Block, ranged: bool) -> ModelEntry:
     block.expect(("model", "parameters", "layer_range" if ranged else "data"), "a model entry")
     if block.get("model") is None:
         raise block.error("the entry names no model", "add model: path")
-    layers = None
-    if ranged:
-        layers = _layer_range(block)
+    layers = _layer_range(block) if ranged else None
     data = None if ranged else read_data(block)
-    return Source(read_reference(block, "model"), layers, read_settings(block), block.where(), data)
+    return ModelEntry(read_reference(block, "model"), layers, read_settings(block), block.where(), data)
 
 
 def _layer_range(block: Block) -> tuple[int, int]:
@@ -327,48 +347,16 @@ def _layer_range(block: Block) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _blocks(block: Block, key: str) -> list[Block]:
-    value = block.get(key)
-    if not isinstance(value, Items) or not value:
-        raise block.error(f"{key} takes a list", f"write {key}: with one '- ' entry for each", key=key)
-    for item, line in zip(value, value.lines, strict=True):
-        if not isinstance(item, Block):
-            raise Block(block.path, line).error(f"an entry of {key} is a mapping", "write '- model: path'")
-    return list(value)
-
-
-def _text(block: Block, key: str) -> str | None:
-    value = block.get(key)
-    if value is not None and not isinstance(value, str):
-        raise block.error(f"{key} takes a text", "write it in quotes", key=key)
-    return value
-
-
 def _chat_template(block: Block) -> str | None:
-    value = _text(block, "chat_template")
+    value = block.text("chat_template")
     known = ("auto", *CHAT_TEMPLATES)
     if value is not None and value not in known and "{" not in value:
         raise unknown(value, known, kind="chat template", where=block.where("chat_template"))
     return value
 
 
-def _integer(block: Block, key: str, least: int = 0) -> int | None:
-    value = block.get(key)
-    if value is not None and (type(value) is not int or value < least):
-        raise block.error(f"{key} takes a whole number from {least}", f"write {key}: 16", key=key)
-    return value
-
-
-def _choice(block: Block, key: str, choices: tuple[str, ...]) -> str:
-    value: Any = block.get(key, choices[0])
-    value = "off" if value is False else value  # YAML reads a bare off as false
-    if str(value).replace("-", "_") not in choices:
-        raise unknown(str(value), choices, kind=key, where=block.where(key))
-    return str(value)
-
-
 def _dtype(block: Block, key: str) -> str | None:
-    value = _text(block, key)
+    value = block.text(key)
     if value is None:
         return None
     value = value.removeprefix("torch.")

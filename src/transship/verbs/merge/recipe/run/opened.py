@@ -17,10 +17,10 @@ from transship.data import load
 from transship.errors import CheckpointError
 from transship.verbs.merge.maths.operands import Floats
 from transship.verbs.merge.maths.states import Vector
-from transship.verbs.merge.plan import MergePlan
+from transship.verbs.merge.recipe.plan.merge import MergePlan
 from transship.verbs.merge.recipe.plan.models import StoredModel
-from transship.verbs.merge.recipe.plan.steps import Origin, Step
-from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.plan.steps import StepInput, TensorStep
+from transship.verbs.merge.recipe.read.sources import ModelReference
 from transship.verbs.merge.recipe.run.tensors import Tensors
 from transship.verbs.merge.tasks.model import TaskModel
 from transship.verbs.merge.tasks.rows import TaskRows, task_rows
@@ -87,7 +87,7 @@ class RecipeModel:
         aligned = self.plan.models[self.reference]
         parameters = dict(self.loaded.model.named_parameters())
         names = {}
-        for step in merged_steps(self.plan):
+        for step in self.plan.merged:
             parameter = self._stored.get(aligned.names[step.inputs[self.place].tensor])
             if parameter is not None and parameters[parameter].shape == step.shape:
                 names[step.name] = parameter
@@ -133,7 +133,7 @@ class RecipeModel:
         return TaskModel(self.name, FunctionalModel(self.loaded), self.names, None, self.rows.inputs)
 
     def close(self) -> None:
-        """Let go of the module; the next `seen` opens it again."""
+        """Let go of the module; the next `view` opens it again."""
         self.__dict__.pop("loaded", None)
 
     def labels(self) -> Tensor | None:
@@ -147,7 +147,7 @@ class RecipeModel:
 
     def weights(self) -> Vector:
         """Return θ over the names."""
-        steps = {step.name: step for step in merged_steps(self.plan)}
+        steps = {step.name: step for step in self.plan.merged}
         return {name: _read(self.tensors, steps[name].inputs[self.place], steps[name]) for name in self.names}
 
     def head_names(self) -> dict[str, str]:
@@ -168,31 +168,26 @@ class RecipeModel:
                     own[parameter].copy_(_read(self.tensors, step.inputs[0], step))
 
 
-def merged_steps(plan: MergePlan) -> list[Step]:
-    """Return the steps that a method carries out."""
-    return [step for step in plan.steps if step.method is not None]
-
-
 def base_weights(tensors: Tensors, names: Mapping[str, str]) -> Vector:
     """Return θ_0 over the names."""
     return {
         step.name: _read(tensors, step.base, step)
-        for step in merged_steps(tensors.plan)
+        for step in tensors.plan.merged
         if step.name in names and step.base is not None
     }
 
 
-def whole_tensor(parts: Iterable[Floats], step: Step) -> Tensor:
+def whole_tensor(parts: Iterable[Floats], step: TensorStep) -> Tensor:
     """Return the parts of a step's tensor as one."""
     whole = np.concatenate([np.array(part) for part in parts])
     return torch.from_numpy(whole).reshape(step.shape)
 
 
-def _read(tensors: Tensors, origin: Origin, step: Step) -> Tensor:
-    values = np.array(tensors.reader(origin)(0, step.size), dtype=np.float32)
+def _read(tensors: Tensors, source: StepInput, step: TensorStep) -> Tensor:
+    values = np.array(tensors.reader(source)(0, step.size), dtype=np.float32)
     if not np.isfinite(values).all():
         raise tensors.culprit(step) or CheckpointError(
-            f"tensor '{step.name}' holds a NaN or an infinity", where=str(origin.reference), fix="check it"
+            f"tensor '{step.name}' holds a NaN or an infinity", where=str(source.reference), fix="check it"
         )
     return torch.from_numpy(values).reshape(step.shape)
 
@@ -205,10 +200,10 @@ def recipe_models(
     label_share: float = 1.0,
 ) -> list[RecipeModel]:
     """Return the models that are merged, in the recipe's order."""
-    inputs = merged_steps(tensors.plan)[0].inputs
+    inputs = tensors.plan.merged[0].inputs
     return [
-        RecipeModel(tensors, place, operand.reference, opening or {}, labelled, label_share)
-        for place, operand in enumerate(inputs)
+        RecipeModel(tensors, place, source.reference, opening or {}, labelled, label_share)
+        for place, source in enumerate(inputs)
     ]
 
 

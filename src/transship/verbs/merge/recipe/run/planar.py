@@ -15,22 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from transship.verbs.merge.maths.operands import Floats, Operands, Reader
-from transship.verbs.merge.plan import MergePlan
 from transship.verbs.merge.recipe.plan.models import Aligned, Readable
-from transship.verbs.merge.recipe.plan.steps import Origin, Step
-from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.plan.steps import StepInput, TensorStep
+from transship.verbs.merge.recipe.read.sources import ModelReference
 
 _UPPER = np.uint32(0xFFFF0000)
 
 
-def planar_reader(model: Aligned[Readable], origin: Origin) -> Reader | None:
+def planar_reader(model: Aligned[Readable], source: StepInput) -> Reader | None:
     """Return a reader of parts with even entries first, None where the tensor does not lie so in a file."""
-    info = model.info(origin.tensor)
-    raw = (
-        model.raw(origin.tensor)
-        if info is not None and info.dtype == "bfloat16" and not info.size % 2
-        else None
-    )
+    info = model.info(source.tensor)
+    if info is None or info.dtype != "bfloat16" or info.size % 2:
+        return None
+    raw = model.raw(source.tensor)
     if raw is None:
         return None
     words = np.frombuffer(raw, "<u4")
@@ -52,19 +49,10 @@ def planar_reader(model: Aligned[Readable], origin: Origin) -> Reader | None:
 
 
 def planar_operands(
-    plan: MergePlan, models: Mapping[ModelReference, Aligned[Readable]], step: Step, plain: Operands
+    models: Mapping[ModelReference, Aligned[Readable]], step: TensorStep, plain: Operands
 ) -> Operands | None:
-    """Return operands that read pairs, None unless method, inputs and output allow it."""
-    if (
-        step.method is None
-        or not step.method.elementwise
-        or step.dtype != "bfloat16"
-        or plain.rounded is not None
-    ):
-        return None
-    if plan.vocabulary is not None and plan.vocabulary.covers(step.name):
-        return None
-    readers = [planar_reader(models[operand.reference], operand) for operand in step.inputs]
+    """Return operands that read pairs, None where an input does not lie so in a file."""
+    readers = [planar_reader(models[each.reference], each) for each in step.inputs]
     base = planar_reader(models[step.base.reference], step.base) if step.base is not None else None
     if any(reader is None for reader in readers) or (step.base is not None and base is None):
         return None

@@ -22,7 +22,7 @@ from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.maths.tasks import check_classes, check_inputs
 from transship.verbs.merge.protocol import TaskView
 from transship.verbs.merge.recipe.plan.footprint import TRIAL_BATCH
-from transship.verbs.merge.recipe.run.prepared import WeightsFound
+from transship.verbs.merge.recipe.run.tensors import FoundWeights
 
 Factors = tuple[float, ...]
 STEP = 1.5  # the first factor up and down
@@ -60,7 +60,7 @@ class Search:
     progress: Progress = quiet
     _known: dict[Factors, float] = field(default_factory=dict)
 
-    def run(self) -> WeightsFound:
+    def run(self) -> FoundWeights:
         """Return the best factors."""
         seens = [model.view() for model in self.models]
         answers = []
@@ -78,7 +78,7 @@ class Search:
             for place in range(len(best)):
                 best = self._climb(best, (place,), step, seens, answers)
             step = step**0.5
-        return WeightsFound(best, self._known[best], start, len(self._known))
+        return FoundWeights(best, self._known[best], start, len(self._known))
 
     def _climb(
         self,

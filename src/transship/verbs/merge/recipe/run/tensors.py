@@ -1,9 +1,11 @@
-"""Makes the tensors of a plan: gives a method its readers, and yields one output tensor in parts."""
+"""The tensors of a plan: what was found out for them, a method's readers, and one output tensor in parts."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +13,85 @@ from transship.checkpoints import TensorInfo, find_dtype, narrow, widen
 from transship.errors import CheckpointError, NumericalError, OptionError
 from transship.numerics import chunks
 from transship.verbs.merge.maths.operands import CHUNK, Floats, Operands, Reader
-from transship.verbs.merge.plan import MergePlan, RecipeOutput
+from transship.verbs.merge.recipe.plan.merge import MergePlan, RecipeOutput
 from transship.verbs.merge.recipe.plan.models import Aligned, Model, Readable, StoredModel
-from transship.verbs.merge.recipe.plan.steps import Origin, Step, promoted
-from transship.verbs.merge.recipe.read.reference import ModelReference
+from transship.verbs.merge.recipe.plan.steps import StepInput, TensorStep, promoted
+from transship.verbs.merge.recipe.read.sources import ModelReference
 from transship.verbs.merge.recipe.run.planar import interleaved, planar_operands
-from transship.verbs.merge.recipe.run.prepared import Prepared
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """The result of `weights: auto`.
+
+    Attributes:
+        factors: of each model's weight.
+        loss: at these factors.
+        start: the loss of the recipe as it was.
+        trials: merges that were tried.
+    """
+
+    factors: tuple[float, ...]
+    loss: float
+    start: float
+    trials: int
+
+
+@dataclass(frozen=True, eq=False)
+class FittedHead:
+    """A task's last Linear, fitted to the merged features.
+
+    Attributes:
+        tensors: output tensor → its values.
+        before: share of the inputs that the merged model with the task's own head answers as the task's own
+            model does; NaN for heads that give values, not classes.
+        after: the same with the fitted head, on the inputs that it was fitted on.
+    """
+
+    tensors: dict[str, Floats]
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedMerge:
+    """Everything that is found out for a plan from weights and data.
+
+    Attributes:
+        survey: what the method knows of the whole model, or has learnt.
+        weights: what `weights: auto` found; None where the recipe gives the weights.
+        heads: those that are fitted to the merged model, by model.
+        inner: the same for the recipes whose outputs are models of this one, by their names in it.
+    """
+
+    survey: Any = None
+    weights: FoundWeights | None = None
+    heads: Mapping[ModelReference, FittedHead] = field(default_factory=dict)
+    inner: Mapping[str, PreparedMerge] = field(default_factory=dict)
+
+    def weighted(self, step: TensorStep) -> TensorStep:
+        """Return a step with the weights that were found, or with its own."""
+        return step if self.weights is None else step.scaled(self.weights.factors)
+
+    def facts(self, plan: MergePlan) -> dict[str, Any]:
+        """Return what the recipe left open: the weights that were searched for, and how far they brought the
+        loss down; how often the merged model answers as each task's own one, with that one's head and with
+        the fitted one.
+        """
+        heads = {
+            str(reference): {"own": round(head.before, 4), plan.recipe.heads: round(head.after, 4)}
+            for reference, head in self.heads.items()
+        }
+        agreement = {"agreement": heads} if heads else {}
+        if self.weights is None:
+            return agreement
+        step = self.weighted(plan.merged[0])
+        weights = {
+            str(source.reference): round(float(weight), 6)
+            for source, weight in zip(step.inputs, step.values["weight"], strict=True)
+        }
+        losses = {"start": self.weights.start, "end": self.weights.loss, "trials": self.weights.trials}
+        return {"weights": weights, "search": losses, **agreement}
 
 
 class Tensors:
@@ -28,14 +103,14 @@ class Tensors:
         models: its models, those that other recipes make computed when they are read.
     """
 
-    def __init__(self, plan: MergePlan, prepared: Prepared | None = None) -> None:
-        self.plan, self.prepared = plan, prepared or Prepared()
+    def __init__(self, plan: MergePlan, prepared: PreparedMerge | None = None) -> None:
+        self.plan, self.prepared = plan, prepared or PreparedMerge()
         self.models: Mapping[ModelReference, Aligned[Readable]] = {
             reference: Aligned(self._readable(aligned.model), aligned.names)
             for reference, aligned in plan.models.items()
         }
 
-    def produce(self, step: Step) -> Iterator[Floats | memoryview]:
+    def produce(self, step: TensorStep) -> Iterator[Floats | memoryview]:
         """Yield one output tensor in flat parts: float32 values, or its bytes where they are copied."""
         method = step.method
         if method is None:
@@ -46,32 +121,34 @@ class Tensors:
             raise error
         step = self.prepared.weighted(step)
         operands = self.operands(step)
-        pairs = planar_operands(self.plan, self.models, step, operands)
+        paired = method.elementwise and step.dtype == "bfloat16" and operands.rounded is None
+        paired = paired and not self._has_words(step.name)
+        pairs = planar_operands(self.models, step, operands) if paired else None
         return method.merge(operands) if pairs is None else interleaved(method.merge(pairs))
 
-    def stored(self, step: Step) -> Iterator[Floats]:
+    def stored(self, step: TensorStep) -> Iterator[Floats]:
         """Yield one output tensor in flat parts, rounded as it is stored and widened again."""
         for part in self.produce(step):
             yield widen(narrow(part, step.dtype) if isinstance(part, np.ndarray) else part, step.dtype)
 
-    def values(self, step: Step) -> Iterator[Floats]:
+    def values(self, step: TensorStep) -> Iterator[Floats]:
         """Yield one merged tensor in flat float32 parts, with the weights that the step has."""
         if step.method is None:
             raise ValueError(f"{step.name} is copied")
         return step.method.merge(self.operands(step))
 
-    def operands(self, step: Step) -> Operands:
+    def operands(self, step: TensorStep) -> Operands:
         """Return what the method of a step sees."""
         labels: list[str] = []
-        for operand in step.inputs:
-            label = str(operand.reference)
+        for source in step.inputs:
+            label = str(source.reference)
             same = sum(other.split("#")[0] == label for other in labels)
             labels.append(f"{label}#{same + 1}" if same else label)
         rounding = self._rounding(step)
         return Operands(
             name=step.name,
             shape=step.shape,
-            models=[self.reader(operand, rounding) for operand in step.inputs],
+            models=[self.reader(source, rounding) for source in step.inputs],
             base=self.reader(step.base, rounding) if step.base is not None else None,
             values=step.values,
             labels=labels,
@@ -80,45 +157,49 @@ class Tensors:
             survey=self.prepared.survey,
         )
 
-    def reader(self, origin: Origin, rounding: Callable[[Floats], Floats] | None = None) -> Reader:
+    def reader(self, source: StepInput, rounding: Callable[[Floats], Floats] | None = None) -> Reader:
         """Return the reader of one input, with its rows in the output's order where they are words."""
         vocabulary = self.plan.vocabulary
-        if vocabulary is not None and vocabulary.covers(origin.tensor):
-            read = vocabulary.reader(origin.reference, origin.tensor, self.models)
+        if vocabulary is not None and self._has_words(source.tensor):
+            read = vocabulary.reader(source.reference, source.tensor, self.models)
         else:
-            read = self.models[origin.reference].reader(origin.tensor)
+            read = self.models[source.reference].reader(source.tensor)
         if rounding is None:
             return read
         return lambda start, stop: rounding(np.array(read(start, stop)))
 
-    def culprit(self, step: Step) -> NumericalError | None:
+    def culprit(self, step: TensorStep) -> NumericalError | None:
         """Return the error about the input of a step that holds a NaN or an infinity, None when none does."""
-        for operand in step.origins:
-            read, info = self.reader(operand), self.models[operand.reference].info(operand.tensor)
+        for source in step.sources:
+            read, info = self.reader(source), self.models[source.reference].info(source.tensor)
             for part in chunks(0 if info is None else info.size, CHUNK):
                 finite = np.isfinite(read(part.start, part.stop))
                 if not finite.all():
                     place = part.start + int(finite.argmin())
                     return NumericalError(
-                        f"tensor '{operand.tensor}' holds a NaN or an infinity at element {place}",
-                        where=str(operand.reference),
+                        f"tensor '{source.tensor}' holds a NaN or an infinity at element {place}",
+                        where=str(source.reference),
                         fix="use weights from before training diverged",
                     )
         return None
 
     def _readable(self, model: Model) -> Readable:
         if isinstance(model, RecipeOutput):
-            return _Computed(model, Tensors(model.plan, self.prepared.inner.get(model.label)))
+            return ComputedModel(model, Tensors(model.plan, self.prepared.inner.get(model.label)))
         if isinstance(model, StoredModel):
             return model
         raise TypeError(f"{model.label} cannot be read")
 
-    def _rounding(self, step: Step) -> Callable[[Floats], Floats] | None:
+    def _has_words(self, name: str) -> bool:
+        """Say whether a tensor's rows are put in the order of the output's words."""
+        return self.plan.vocabulary is not None and self.plan.vocabulary.covers(name)
+
+    def _rounding(self, step: TensorStep) -> Callable[[Floats], Floats] | None:
         """Return what rounds to the dtype that mergekit computes in, None for float32."""
         recipe = self.plan.recipe
         if recipe.arithmetic != "mergekit":
             return None
-        infos = [self.models[operand.reference].info(operand.tensor) for operand in step.origins]
+        infos = [self.models[source.reference].info(source.tensor) for source in step.sources]
         dtype = recipe.dtype or promoted([info.dtype for info in infos if info is not None])
         if dtype in ("float32", "float64"):
             return None
@@ -135,21 +216,20 @@ class Tensors:
 
         return rounded
 
-    def _copy(self, step: Step) -> Iterator[Floats | memoryview]:
+    def _copy(self, step: TensorStep) -> Iterator[Floats | memoryview]:
         """Yield the bytes of a tensor, or its values where the dtype or the rows change."""
-        origin = step.inputs[0]
-        model = self.models[origin.reference]
+        source = step.inputs[0]
+        model = self.models[source.reference]
         self._check_agreement(step)
-        info = model.info(origin.tensor)
-        covered = self.plan.vocabulary is not None and self.plan.vocabulary.covers(origin.tensor)
-        same = info is not None and info.dtype == step.dtype and not covered
-        raw = model.raw(origin.tensor) if same else None
+        info = model.info(source.tensor)
+        same = info is not None and info.dtype == step.dtype and not self._has_words(source.tensor)
+        raw = model.raw(source.tensor) if same else None
         if raw is None and not find_dtype(step.dtype).floating:
-            raw = model.raw(origin.tensor)
+            raw = model.raw(source.tensor)
         if raw is not None and not find_dtype(step.dtype).floating:
             yield raw
             return
-        read = self.reader(origin)
+        read = self.reader(source)
         width = find_dtype(step.dtype).itemsize
         for part in chunks(step.size, CHUNK):
             values = read(part.start, part.stop)
@@ -157,7 +237,7 @@ class Tensors:
                 raise error
             yield values if raw is None else raw[part.start * width : part.stop * width]
 
-    def _check_agreement(self, step: Step) -> None:
+    def _check_agreement(self, step: TensorStep) -> None:
         first = self.models[step.inputs[0].reference].raw(step.inputs[0].tensor)
         for other in step.agree:
             if self.models[other.reference].raw(other.tensor) != first:
@@ -168,7 +248,7 @@ class Tensors:
                 )
 
 
-class _Computed:
+class ComputedModel:
     """What another recipe makes, as a model: a tensor is computed when it is read, and the last is kept."""
 
     def __init__(self, model: RecipeOutput, inner: Tensors) -> None:
@@ -210,10 +290,10 @@ class _Computed:
         step = self._steps[self.tied.get(name, name)]
         if find_dtype(step.dtype).floating:
             return None
-        origin = step.inputs[0]
-        return self._inner.models[origin.reference].raw(origin.tensor)
+        source = step.inputs[0]
+        return self._inner.models[source.reference].raw(source.tensor)
 
-    def _computed(self, step: Step) -> Floats:
+    def _computed(self, step: TensorStep) -> Floats:
         with self._lock:
             if self._last is None or self._last[0] != step.name:
                 self._last = None

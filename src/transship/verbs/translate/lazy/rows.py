@@ -1,156 +1,25 @@
-"""An index that moves: its old rows, searched in place, and the rows that have moved to the new model.
+"""Rows that have moved to the new model: in memory or in a folder; tables and collections have their own.
 
-Rows that have moved lie in memory or in a folder; tables and collections have their own. What `add` returned
-from survives a kill, and adding a row again changes nothing.
+What `add` returned from survives a kill, and adding a row again changes nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from transship.atomic import write_json
 from transship.errors import DataError
 from transship.types import Array
-from transship.verbs.translate.maps.vectors import neighbours, plain_id, unit_rows
-from transship.verbs.translate.stores.protocol import OldIndex, Stamp, VectorSource
-
-
-class ArrayIndex:
-    """Rows in memory (or a memory map), searched by cosine: every row is compared with every query."""
-
-    def __init__(self, ids: Sequence[Any], rows: Array, location: str = "") -> None:
-        """Keep ids and rows."""
-        self.location = location
-        if len(ids) != len(rows):
-            raise DataError(f"{len(ids)} ids for {len(rows)} rows", where="index", fix="give one id per row")
-        self.ids, self.rows = list(ids), rows
-        self.places = {identity: row for row, identity in enumerate(self.ids)}
-
-    @classmethod
-    def of(cls, source: VectorSource) -> ArrayIndex:
-        """Read a store whole."""
-        batches = list(source.batches(8192))
-        ids = [identity for batch in batches for identity in batch.ids]
-        return cls(ids, np.concatenate([batch.vectors for batch in batches]), source.place.location)
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.ids)
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows by cosine."""
-        return search_rows(queries, self.ids, self.rows, count)
-
-    def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
-        return np.asarray(self.rows[[self.places[identity] for identity in ids]])
-
-
-class TableIndex(ABC):
-    """An index of a database that can hold a second table, or collection, with the same columns.
-
-    Attributes:
-        table: what the store knows the rows by: a collection's name, or an open table.
-        rows: how many.
-        name: of the table.
-        location: of the database.
-    """
-
-    table: Any
-    rows: int
-    name: str
-    location: str = ""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self.rows
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows."""
-        return self.nearest(self.table, queries, count)
-
-    def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
-        return self.stored(self.table, ids)
-
-    @abstractmethod
-    def nearest(self, table: Any, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return ids and scores of the nearest rows of a table with the same columns."""
-
-    @abstractmethod
-    def stored(self, table: Any, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids in a table with the same columns."""
-
-    @abstractmethod
-    def rows_beside(self, name: str, model: str) -> NewRows:
-        """Return the rows of a second table."""
-
-
-class NewRows(Protocol):
-    """Vectors of the new model by id, as far as they are known."""
-
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
-
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-
-    def add(self, ids: Sequence[Any], vectors: Array) -> None:
-        """Keep the vectors of ids."""
-
-    def some(self, count: int) -> list[Any]:
-        """Return at most `count` ids that have moved."""
-
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved, [ids, width]."""
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return ids and cosines of the nearest moved rows to each query, best first."""
-
-
-class BesideRows:
-    """Rows of a second table beside the old one.
-
-    Attributes:
-        old: the index that is moved.
-        place: what the store knows the new rows by: a collection's name, or an open table.
-        known: ids that have moved.
-    """
-
-    def __init__(self, old: TableIndex, place: Any, model: str) -> None:
-        """Start without rows."""
-        self.old, self.place, self.stamp = old, place, Stamp(model)
-        self.known: set[Any] = set()
-
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
-        return len(self.known)
-
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-        return identity in self.known
-
-    def some(self, count: int) -> list[Any]:
-        """Return some ids that have moved."""
-        return list(islice(self.known, count))
-
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved."""
-        return self.old.stored(self.place, ids)
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest moved rows."""
-        if not self.known:
-            return [[] for _ in queries], np.empty((len(queries), 0), np.float32)
-        return self.old.nearest(self.place, queries, min(count, len(self.known)))
+from transship.verbs.translate.stores.array_index import search_rows
+from transship.verbs.translate.stores.protocol import NewRows, OldIndex
+from transship.verbs.translate.vectors import plain_id
 
 
 class MemoryRows:
@@ -273,22 +142,17 @@ def open_rows(old: OldIndex, where: str | Path | bool | None, model: str = "") -
     """
     if where is None or where is False:
         return MemoryRows()
-    if isinstance(old, TableIndex):
-        name = f"{old.name}-new" if where is True else str(where)
-        if name == old.name:
+    rows_beside = getattr(old, "rows_beside", None)  # of stores with tables or collections
+    if rows_beside is not None:
+        own = str(getattr(old, "name", ""))
+        name = f"{own}-new" if where is True else str(where)
+        if name == own:
             raise DataError("is the old index itself", where=name, fix="write back under another name")
-        return old.rows_beside(name, model)
+        rows: NewRows = rows_beside(name, model)
+        return rows
     if where is True:
         location = getattr(old, "location", "")
         if not location:
             raise DataError("an index in memory has no place", where="write_back", fix="name a folder")
         where = f"{location}-new"
     return FolderRows(where, model)
-
-
-def search_rows(queries: Array, ids: Sequence[Any], rows: Array, count: int) -> tuple[list[list[Any]], Array]:
-    """Return ids and cosines of the nearest rows to each query, best first."""
-    ranked = neighbours(queries, rows, count)
-    pairs = zip(ranked, unit_rows(queries), strict=True)
-    scores = np.stack([unit_rows(rows[row]) @ query for row, query in pairs])
-    return [[ids[row] for row in near] for near in ranked], scores

@@ -11,10 +11,12 @@ import numpy as np
 
 from transship.errors import DataError, OptionError
 from transship.types import Array
-from transship.verbs.translate.embed import Encoder
+from transship.verbs.translate.artifact import SavedMap, load_map
+from transship.verbs.translate.fit.judgements import fuse
+from transship.verbs.translate.lazy.old import open_index
+from transship.verbs.translate.lazy.rows import open_rows
 from transship.verbs.translate.maps.base import Translator
-from transship.verbs.translate.maps.saved import SavedMap, load_map
-from transship.verbs.translate.maps.vectors import fuse, plain_id, unit_rows
+from transship.verbs.translate.nearest import unit_rows
 from transship.verbs.translate.stores import (
     RowsDone,
     Stamp,
@@ -22,12 +24,9 @@ from transship.verbs.translate.stores import (
     is_finished,
     open_sink,
     open_source,
-    place,
-    store,
 )
-from transship.verbs.translate.stores.faiss_file import FaissIndex
-from transship.verbs.translate.stores.index import ArrayIndex, NewRows, open_rows
-from transship.verbs.translate.stores.protocol import OldIndex
+from transship.verbs.translate.stores.protocol import NewRows, OldIndex
+from transship.verbs.translate.vectors import plain_id
 
 Embed = Callable[[Sequence[str]], Array]
 Rescore = Literal["auto", "translate", "embed", "none"]
@@ -98,7 +97,7 @@ class LazyIndex:
         self.translator, _ = _unpack(translator)
         self.query_map, about = _unpack(query_map)
         self.keep_mean = keep_mean if keep_mean is not None else bool(about.get("keep_mean", True))
-        self.embed = Encoder(embed).ready() if isinstance(embed, str) else embed
+        self.embed = _encoder(embed) if isinstance(embed, str) else embed
         self.texts, self.candidates = texts, candidates
         self.model = model or (embed if isinstance(embed, str) else "")
         self.native: NewRows = open_rows(self.index, write_back, self.model)
@@ -316,22 +315,10 @@ def _unpack(given: Translator | SavedMap | str | Path | None) -> tuple[Translato
     return saved.translator, dict(saved.about)
 
 
-def open_index(given: Any) -> OldIndex:
-    """Return an index to search: a store's name, a FAISS index, a LanceDB table, an array or (ids, array)."""
-    if isinstance(given, str | Path):
-        where = place(given)
-        return store(where).index(where)
-    if isinstance(given, tuple) and len(given) == 2:
-        return ArrayIndex(list(given[0]), np.asarray(given[1]))
-    if isinstance(given, np.ndarray):
-        return ArrayIndex(list(range(len(given))), given)
-    if hasattr(given, "ntotal"):
-        return FaissIndex(given)
-    if type(given).__module__.startswith("lancedb") and hasattr(given, "schema"):
-        return open_index(f"{given._conn.uri}/{given.name}.lance")
-    if hasattr(given, "search") and hasattr(given, "vectors"):
-        index: OldIndex = given
-        return index
-    raise OptionError(
-        f"{type(given).__name__} is no index", where="LazyIndex", fix="give a store's name, FAISS or an array"
-    )
+def _encoder(model: str) -> Embed:
+    from transship.activations.models import load_model
+    from transship.activations.readout import features
+    from transship.data import find_model
+
+    loaded = load_model(str(find_model(model)), name=model)
+    return lambda texts: np.asarray(features(loaded, list(texts)))

@@ -1,0 +1,108 @@
+"""What the commands of merge can be told. Nothing here imports numpy, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transship.fields import setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How a recipe is read.
+
+    Attributes:
+        seed: fixes the random methods; the recipe's seed by default.
+        allow_pickle: read .bin and .pt files too (weights only).
+    """
+
+    seed: int | None = None
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """How a plan is carried out.
+
+    Attributes:
+        jobs: threads that make tensors; the result is the same for any number.
+        memory: memory limit per process, for example 2GB. Memory-mapped files do not count. Work that cannot
+            fit is refused before it starts, and fewer threads are used where they would not fit.
+        device: where models run.
+        device_map: spread each model over devices instead: auto, or JSON of module and device.
+        dtype: what models run in where data is read; float32 by default.
+    """
+
+    jobs: int = setting(1, least=1)
+    memory: str | int | None = setting(None, metavar="SIZE")
+    device: str = "cpu"
+    device_map: str | None = setting(None, metavar="MAP")
+    dtype: str | None = None
+
+
+_HEADS = (
+    "own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are compared, the first is "
+    "saved. By default carried-polished with kept inputs, carried-once without."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSettings:
+    """What a fusion is started with.
+
+    Attributes:
+        base: the model that all fine-tunes were made from.
+        method: how models join; see `transship methods merge`. auto: average.
+        heads: kinds of head; several are compared, the first is saved.
+        keep_inputs: how many inputs of each task may be kept in OUT; heads stay fresh with some.
+        strength: of the merged vector: a number, norm or validation. auto: norm for method auto with kept
+            inputs, else 1.
+        batch_size: inputs per forward pass.
+    """
+
+    base: str
+    method: str = "auto"
+    heads: tuple[str, ...] = setting((), help=_HEADS)
+    keep_inputs: int = setting(0, metavar="N")
+    strength: float | str = "auto"
+    batch_size: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveSettings:
+    """What a leaving model had read.
+
+    Attributes:
+        data: the same data as when it was added, where the method reads any.
+        column: the column of DATA that holds the inputs.
+        label: the column of DATA that holds the labels.
+    """
+
+    data: str | None = None
+    column: str | None = None
+    label: str | None = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Return the columns that were named, as `data.load` takes them."""
+        named = {"column": self.column, "label": self.label}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddSettings(RemoveSettings):
+    """What a joining model reads.
+
+    Attributes:
+        data: inputs of the task; test rows in it are only measured on.
+        test: other data to measure on.
+        name: what the task is called; the folder's name by default.
+        inputs: at most so many inputs are read.
+        test_rows: at most so many test rows are measured on.
+    """
+
+    test: str | None = None
+    name: str | None = None
+    inputs: int = 1000
+    test_rows: int = 1000
