@@ -195,10 +195,6 @@ class Stepper:
         tokens = self.source.seen[source.tap].tokens, self.target.seen[target.tap].tokens
         return Lane(source.stack, target.stack, *tokens)
 
-    def same_tensor(self, source: Stream, target: Stream) -> tuple[Any, ...]:
-        """Return what is equal for pairs of streams that carry the same two tensors."""
-        return (self.source.seen[source.tap].identity, self.target.seen[target.tap].identity)
-
     def restrict(self, pairs: Iterable[tuple[Stream, Stream]]) -> None:
         """Watch only these pairs from now on (those whose tensors others share need not be watched).
 
