@@ -2,28 +2,26 @@
 
 After Tran et al., "Rethinking Cross-Modal Fine-Tuning", Theorem 7 and Appendix B. What the theorem knows and
 data does not (D_s and D_τ given a feature) is estimated, and every estimate is named beside its number.
-"""
 
-from __future__ import annotations
+FLD at a feature u (Definition 5) is the least E_z H[Λ(·|z)] over kernels Λ that carry D_s(z|u) to D_τ(z'|u).
+With the joint J(z, z') = D_s(z|u) Λ(z'|z) it is min H(J) − H(D_s(·|u)): a coupling of least entropy. The
+entropy is concave, so a vertex of the couplings attains the minimum; finding it is NP-hard in general, and
+the greedy coupling is within one bit.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
 
 from transship.errors import DataError, OptionError
+from transship.geometry import wasserstein_exact
 from transship.numerics import derive_seed
-from transship.verbs.adapt.bound.coupling import (
-    distortions,
-    divergence,
-    entropy,
-    least_distortions,
-    table_distortion,
-)
+from transship.types import Array
+from transship.verbs.adapt.adapted import Adapted
 
-Array = npt.NDArray[Any]
 MOST_POINTS, MOST_NORMS = 1000, 128
 _CAVEATS = (
     "D_τ(z'|u) is estimated from label frequencies among near features: with one label per input it would be "
@@ -44,19 +42,6 @@ _ON_BASE = (
     "A raw model stands under the network: p_τ reads the raw values beside u = φ(x), which the theorem's "
     "p_τ(z'|u) does not."
 )
-
-
-class Fitted(Protocol):
-    """What of an adapted model the bound reads."""
-
-    source_: Any
-    classes_: Any
-
-    def embedded(self, inputs: Any) -> Any: ...
-    def source_probabilities(self, inputs: Any) -> Any: ...
-    def source_gradient_norms(self, inputs: Any, labels: Any = None) -> Any: ...
-    def target_codes(self, targets: Any) -> Any: ...
-    def predict_proba(self, inputs: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -148,48 +133,45 @@ class Bound:
 
 
 def measure_bound(
-    model: Fitted, inputs: Any, targets: Any, *, seed: int = 0, neighbours: int | None = None
+    adapted: Adapted, inputs: Any, targets: Any, *, seed: int = 0, neighbours: int | None = None
 ) -> Bound:
     """Return the terms of Theorem 7 for an adapted classifier on rows that it has not seen.
 
     Args:
-        model: a fitted classifier with a source.
+        adapted: a classifier with a source.
         inputs: held-out rows; at most a thousand are drawn.
         targets: their labels.
         seed: of what is drawn.
         neighbours: how many rows estimate D_τ(z'|u); √rows by default.
     """
-    source = model.source_
+    source = adapted.source
     if source is None:
         raise OptionError(
             "this method has no source head, and the bound compares with one",
             where="bound",
             fix="fit with recraft, fa, fa-warm, orca, pare or mona",
         )
-    if getattr(model, "classes_", None) is None:
+    if adapted.targets.classes is None:
         raise OptionError(
             "the bound is of cross-entropies", where="bound", fix="use it with classification models"
         )
-    chosen = _chosen(len(inputs), MOST_POINTS, derive_seed(seed, "bound rows"))
-    rows, codes = _taken(inputs, chosen), np.asarray(model.target_codes(_taken(targets, chosen)))
-    features, given = np.asarray(model.embedded(rows)), np.asarray(model.source_probabilities(rows))
-    predicted = np.asarray(model.predict_proba(rows), dtype=np.float64)
-    few = _taken(rows, _chosen(len(chosen), MOST_NORMS, derive_seed(seed, "bound norms")))
-    norms = np.concatenate([np.asarray(source.norms), np.asarray(model.source_gradient_norms(few))])
-    found = bound_of(
-        err_source=float(source.error),
-        omega=float(source.omega),
-        norms=norms,
-        source_features=np.asarray(source.features),
-        features=features,
-        given=given,
-        predicted=predicted,
-        codes=codes,
+    chosen = _drawn(len(inputs), MOST_POINTS, derive_seed(seed, "bound rows"))
+    rows = _rows(inputs, chosen)
+    few = _rows(rows, _drawn(len(chosen), MOST_NORMS, derive_seed(seed, "bound norms")))
+    scores = adapted.targets.scores(adapted.outputs(rows))
+    terms = bound_of(
+        err_source=source.error,
+        omega=source.omega,
+        norms=np.concatenate([source.norms.numpy(), adapted.source_gradient_norms(few)]),
+        source_features=source.features.numpy(),
+        features=adapted.embedded(rows),
+        given=adapted.source_probabilities(rows),
+        predicted=np.asarray(scores, dtype=np.float64),
+        codes=adapted.targets.label_codes(_rows(targets, chosen)),
         seed=seed,
         neighbours=neighbours,
     )
-    based = getattr(getattr(model, "adapted_", None), "base", None) is not None
-    return replace(found, caveats=(*found.caveats, _ON_BASE)) if based else found
+    return terms if adapted.base is None else replace(terms, caveats=(*terms.caveats, _ON_BASE))
 
 
 def bound_of(
@@ -260,37 +242,88 @@ def label_frequencies(features: Array, codes: Array, classes: int, neighbours: i
 
     The row's own label counts once and one more pseudo-count is spread as the labels of the whole set are.
     """
-    import torch
-
     points = torch.as_tensor(np.asarray(features, dtype=np.float32))
-    found = torch.cdist(points, points).topk(neighbours + 1, largest=False).indices.numpy()
-    hits = np.asarray(codes)[found][:, :, None] == np.arange(classes)
+    nearest = torch.cdist(points, points).topk(neighbours + 1, largest=False).indices.numpy()
+    hits = np.asarray(codes)[nearest][:, :, None] == np.arange(classes)
     shares = np.bincount(codes, minlength=classes) / len(codes)
     return np.asarray((hits.sum(1) + shares) / (neighbours + 2))
 
 
 def _distances(features: Array, source: Array, seed: int) -> tuple[float, float]:
     """Return exact W₁ of the rows to as many source items, and of those items to as many others."""
-    import torch
-
-    from transship.geometry import wasserstein_exact
-
     order = np.random.default_rng(seed).permutation(len(source))
     size = min(len(features), len(source) // 2)
-    one, other = source[order[:size]], source[order[size : 2 * size]]
-    drawn = _chosen(len(features), size, derive_seed(seed, "rows"))
-    parts = [torch.as_tensor(np.asarray(part, dtype=np.float64)) for part in (features[drawn], one, other)]
+    first, other = source[order[:size]], source[order[size : 2 * size]]
+    drawn = _drawn(len(features), size, derive_seed(seed, "rows"))
+    parts = [torch.as_tensor(np.asarray(part, dtype=np.float64)) for part in (features[drawn], first, other)]
     return (
         float(wasserstein_exact(parts[0], parts[1]).value),
         float(wasserstein_exact(parts[1], parts[2]).value),
     )
 
 
-def _chosen(total: int, most: int, seed: int) -> Array:
+def _drawn(total: int, most: int, seed: int) -> Array:
     if total <= most:
         return np.arange(total)
     return np.sort(np.random.default_rng(seed).permutation(total)[:most])
 
 
-def _taken(values: Any, rows: Array) -> Any:
+def _rows(values: Any, rows: Array) -> Any:
     return values[rows] if hasattr(values, "shape") else [values[row] for row in rows]
+
+
+def entropy(probabilities: Any, axis: int = -1) -> Array:
+    """Return −Σ p log p in nats along an axis, with 0 log 0 = 0."""
+    shares = np.asarray(probabilities, dtype=np.float64)
+    logs = np.log(np.where(shares > 0, shares, 1.0))
+    return np.asarray(-(shares * logs).sum(axis))
+
+
+def greedy_couplings(first: Any, second: Any) -> Array:
+    """Return, for every row, the joint table that matches the two largest remaining masses again and again.
+
+    Args:
+        first: distributions [rows, n].
+        second: distributions [rows, m].
+
+    Returns:
+        Tables [rows, n, m] whose sums are the two distributions; their entropy exceeds the least by at most
+        one bit (log 2 nats).
+    """
+    left, right = np.array(first, dtype=np.float64), np.array(second, dtype=np.float64)
+    rows, n = left.shape
+    m = right.shape[1]
+    table, each = np.zeros((rows, n, m)), np.arange(rows)
+    for _ in range(n + m - 1):  # every match uses up one of the two masses
+        i, j = left.argmax(1), right.argmax(1)
+        moved = np.minimum(left[each, i], right[each, j])
+        table[each, i, j] += moved
+        left[each, i] -= moved
+        right[each, j] -= moved
+    return table
+
+
+def distortions(source: Any, target: Any) -> Array:
+    """Return FLD(u) for every row by the greedy coupling: H(coupling) − H(D_s(·|u)) in nats, at least 0."""
+    left = np.asarray(source, dtype=np.float64)
+    excess = entropy(greedy_couplings(left, target).reshape(len(left), -1)) - entropy(left)
+    return np.asarray(np.maximum(excess, 0.0))
+
+
+def least_distortions(source: Any, target: Any) -> Array:
+    """Return a lower bound of FLD(u) that needs no coupling: max(0, H(D_τ(·|u)) − H(D_s(·|u)))."""
+    return np.asarray(np.maximum(entropy(target) - entropy(source), 0.0))
+
+
+def table_distortion(source: Any, codes: Any, classes: int) -> float:
+    """Return Eq. (21), H(Z'|Z) of the whole set, from the soft table J = mean of p_s(z|u) · 1[z' = label]."""
+    given = np.asarray(source, dtype=np.float64)
+    table = given.T @ (np.asarray(codes)[:, None] == np.arange(classes)) / len(given)
+    return float(entropy(table.ravel()) - entropy(table.sum(1)))
+
+
+def divergence(first: Any, second: Any) -> Array:
+    """Return KL(first‖second) in nats for every row."""
+    p, q = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    logs = np.log(np.where(p > 0, p, 1.0)) - np.log(np.maximum(q, 1e-300))
+    return np.asarray(np.where(p > 0, p * logs, 0.0).sum(-1))

@@ -17,10 +17,12 @@ from torch.nn import functional
 
 from transship.errors import OptionError
 from transship.verbs.adapt.model.backbone import Theta
-from transship.verbs.adapt.model.stems import RandomStem
 
 Kind = Literal["series", "grid"]
 Stem = Literal["patch", "multiscale", "rocket"]
+KERNELS, LENGTH = 256, 9  # of a random stem
+_BIAS_ROWS, _SCALE_ROWS = 64, 512  # training rows that give its biases, and the scale of its features
+_GOLDEN = (5**0.5 - 1) / 2
 SCALES = (1, 2, 4)  # of a multi-scale stem: kernels so many times as long as the stride
 
 
@@ -60,9 +62,9 @@ class Shape:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> "Shape":
+    def from_dict(cls, facts: dict[str, Any]) -> "Shape":
         """Return what `to_dict` gave."""
-        lists: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+        lists: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
         return cls(**lists)
 
     @property
@@ -104,11 +106,11 @@ class Embedder(nn.Module):
                 values, self.shape.resize, mode="bilinear", align_corners=False, antialias=False
             )
         values = _filled_up(values, self.shape)
-        made = self.project(values if self.stem is None else self.stem(values))
+        projected = self.project(values if self.stem is None else self.stem(values))
         for wide, scale in zip(self.wider, SCALES[1:], strict=len(self.wider) > 0):
             extra = (scale - 1) * self.shape.patch[0]  # centred on the same patch
-            made = made + wide(functional.pad(values, (extra // 2, extra - extra // 2)))
-        tokens = self.norm(made.flatten(2).transpose(1, 2))
+            projected = projected + wide(functional.pad(values, (extra // 2, extra - extra // 2)))
+        tokens = self.norm(projected.flatten(2).transpose(1, 2))
         if self.positions is not None:
             tokens = tokens + self.positions
         if self.prefix is not None:
@@ -277,4 +279,74 @@ def _filter(pretrained: Tensor, shape: Shape) -> Tensor:
     return repeated
 
 
-__all__ = ["Embedder", "Kind", "Shape", "Stem", "shape_for"]
+class RandomStem(nn.Module):
+    """Random kernels of nine taps at dilations 1, 2, 4, … up to the series, pooled in every patch.
+
+    After Dempster, Petitjean and Webb, "ROCKET", with the pooling over patches in place of the whole series,
+    and with the biases of MiniRocket, quantiles of the outputs on training rows. Nothing here is trained: φ
+    learns the linear map from these features to tokens.
+
+    Weights are drawn from torch's current seed; `look_at` sets biases and the scale of features.
+
+    Attributes:
+        patch: samples per token.
+        dilations: of the groups of kernels.
+        outputs: features per token: of every kernel the share of positive outputs and the largest one.
+    """
+
+    def __init__(self, channels: int, length: int, patch: int) -> None:
+        super().__init__()
+        self.patch, self.dilations = patch, [1]
+        while (LENGTH - 1) * 2 * self.dilations[-1] < length:
+            self.dilations.append(2 * self.dilations[-1])
+        each = KERNELS // len(self.dilations)
+        self.outputs = 2 * each * len(self.dilations)
+        for dilation in self.dilations:
+            weights = torch.randn(each, channels, LENGTH)
+            weights -= weights.mean(2, keepdim=True)
+            self.register_buffer(
+                f"weights{dilation}", weights / weights.flatten(1).norm(dim=1)[:, None, None]
+            )
+            self.register_buffer(f"biases{dilation}", torch.zeros(each))
+        self.register_buffer("mean", torch.zeros(self.outputs))
+        self.register_buffer("scale", torch.ones(self.outputs))
+
+    @torch.no_grad()
+    def forward(
+        self, values: Float[Tensor, "inputs channels samples"]
+    ) -> Float[Tensor, "inputs features tokens"]:
+        """Return standardised features of every patch; the samples are a whole number of patches."""
+        features = self._pooled(values)
+        mean, scale = self.get_buffer("mean"), self.get_buffer("scale")
+        return (features - mean[:, None]) / scale[:, None]
+
+    @torch.no_grad()
+    def look_at(self, values: Float[Tensor, "rows channels samples"]) -> None:
+        """Set biases to quantiles of outputs on training rows, then the scale of the features."""
+        for dilation in self.dilations:
+            biases = self.get_buffer(f"biases{dilation}")
+            biases.zero_()
+            outputs = self._convolved(values[:_BIAS_ROWS], dilation).transpose(0, 1).flatten(1).sort(1).values
+            levels = torch.arange(1, len(biases) + 1).mul(_GOLDEN).remainder(1.0)  # spread as MiniRocket's
+            places = (levels * (outputs.shape[1] - 1)).long()
+            biases.copy_(outputs[torch.arange(len(biases)), places])
+        features = self._pooled(values[:_SCALE_ROWS]).transpose(1, 2).flatten(0, 1)
+        deviation, mean = torch.std_mean(features, 0, correction=0)
+        self.get_buffer("mean").copy_(mean)
+        self.get_buffer("scale").copy_(torch.where(deviation > 1e-6, deviation, torch.ones_like(deviation)))
+
+    def _convolved(self, values: Tensor, dilation: int) -> Tensor:
+        weights, biases = self.get_buffer(f"weights{dilation}"), self.get_buffer(f"biases{dilation}")
+        padding = dilation * (LENGTH // 2)
+        return functional.conv1d(values.to(weights), weights, -biases, dilation=dilation, padding=padding)
+
+    def _pooled(self, values: Tensor) -> Float[Tensor, "inputs features tokens"]:
+        parts = []
+        for dilation in self.dilations:
+            outputs = self._convolved(values, dilation)
+            cut = outputs.reshape(*outputs.shape[:2], -1, self.patch)
+            parts += [(cut > 0).to(cut.dtype).mean(3), cut.amax(3)]
+        return torch.cat(parts, 1)
+
+
+__all__ = ["Embedder", "Kind", "RandomStem", "Shape", "Stem", "shape_for"]

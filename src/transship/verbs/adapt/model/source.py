@@ -8,6 +8,7 @@ under the hash of model and data, so that every later fit begins at once.
 import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +17,27 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from transship.atomic import atomic_folder
+from transship import data as data_sets
+from transship.atomic import atomic_file, atomic_folder
 from transship.data import Dataset
 from transship.data.locate import NUMBERS, data_files
 from transship.errors import DataError, MissingError, OptionError
 from transship.numerics import chunks, derive_seed
-from transship.verbs.adapt.model.backbone import Backbone, Body
-from transship.verbs.adapt.source.recalibrate import GridPoint, Head, Recalibration, head_grams, recalibrate
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.recalibrate import (
+    GridPoint,
+    Head,
+    Recalibration,
+    check_omega,
+    head_grams,
+    recalibrate,
+)
 
 VERSION = 1
 HELD_OUT = 0.2  # of the proxy, for the head's error and the choice of ω
@@ -34,7 +47,7 @@ _ABOUT = "source.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourceSide:
     """What stage 1, the baselines and the bound know of the source.
 
     Attributes:
@@ -99,7 +112,7 @@ class Source:
         }
 
     @classmethod
-    def restore(cls, arrays: dict[str, Tensor], about: dict[str, Any], texts: Any = ()) -> "Source":
+    def restore(cls, arrays: dict[str, Tensor], about: dict[str, Any], texts: Any = ()) -> "SourceSide":
         """Return what `arrays` and `about` gave."""
         plain: Any = {key: about[key] for key in ("accuracy", "error", "omega", "name", "fingerprint")}
         tensors: Any = arrays
@@ -118,31 +131,32 @@ def open_source(
     *,
     items: int,
     omega: float | str,
-    seed: int,
     cache: Path | None,
     watch: Callable[[int, int], None] = lambda done, total: None,
-) -> Source:
+) -> SourceSide:
     """Return the source for a proxy: from the cache, or by one pass over it that fills the cache.
 
-    The draw of the items, the split and the calibration depend on `seed` 0 alone, so that fits of other seeds
-    share one cache; `omega` is a number, or "grid" for the smallest that costs less than a point of accuracy.
+    The draw of the items, the split and the calibration depend on no seed, so that all fits share one cache;
+    `omega` is a number, or "grid" for the smallest that costs less than a point of accuracy.
     """
     data = checked_proxy(proxy, backbone)
-    chosen = _balanced(data, items)
-    identity = _identity(backbone, chosen)
+    drawn = data.per_class(max(5, items // len(np.unique(np.asarray(data.labels)))), 0, allow_fewer=True)
+    text = f"transship-source-{VERSION} {drawn.fingerprint()} {CALIBRATION} {backbone.fingerprint}"
+    identity = hashlib.sha256(text.encode()).hexdigest()
     folder = (cache or Path.home() / ".cache" / "transship" / "adapt") / identity[:32]
-    found = _load(folder)
-    if found is None:
-        _keep(folder, _compute(backbone, chosen, watch))
-        found = _load(folder)  # as every later fit reads it, to the byte
-        assert found is not None
-    head = _recalibrated(identity, found.evidence, omega)
-    return Source(
-        found.features,
-        found.outputs,
-        found.evidence.labels,
+    kept = _load(folder)
+    if kept is None:
+        _keep(folder, *_compute(backbone, drawn, watch))
+        kept = _load(folder)  # as every later fit reads it, to the byte
+        assert kept is not None
+    features, evidence = kept
+    head = _head_of(folder, evidence, omega)
+    return SourceSide(
+        features,
+        evidence.outputs,
+        evidence.labels,
         data.label_names,
-        found.evidence.held_out,
+        evidence.held_out,
         head.weight,
         head.bias,
         head.accuracy,
@@ -150,30 +164,33 @@ def open_source(
         head.omega,
         head.norms,
         head.grid,
-        chosen.inputs,
+        drawn.inputs,
         data.name,
         identity,
     )
 
 
-_heads: dict[tuple[str, str], Head] = {}  # small, and the grid takes seconds for every fit
+def _head_of(folder: Path, evidence: Recalibration, omega: float | str) -> Head:
+    """Return the ω-Lipschitz head, which lies in the cache too: the grid takes seconds."""
+    check_omega(omega)
+    file = folder / f"head-{omega}.safetensors"
+    try:
+        with safe_open(file, "pt") as tensors:
+            facts = json.loads(tensors.metadata()["head"])
+            arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+        return Head.restore(arrays, facts)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        head = recalibrate(evidence, omega=omega)
+    with atomic_file(file, force=True, sync=False) as draft:
+        save_file(head.tensors(), draft, {"head": json.dumps(head.facts())})
+    return head
 
 
-def _recalibrated(identity: str, evidence: Recalibration, omega: float | str) -> Head:
-    """Return the ω-Lipschitz head, made once per process for a backbone, a proxy and an ω."""
-    key = (identity, str(omega))
-    if key not in _heads:
-        _heads[key] = recalibrate(evidence, omega=omega)
-    return _heads[key]
-
-
-def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
+def _read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
     """Return the proxy data.
 
     As given, by reference, or for `auto` the WordNet supersenses of a text backbone.
     """
-    from transship import data
-
     if isinstance(proxy, Dataset):
         return proxy
     if proxy is None:
@@ -187,10 +204,10 @@ def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
         files = data_files(proxy)
         if kind == "image" and files and files[0].suffix.lower() in NUMBERS:
             kind = "array"  # pictures kept as numbers
-        return data.load(proxy, kind)
+        return data_sets.load(proxy, kind)
     if kind == "text":
         with contextlib.suppress(MissingError):  # damaged data is an error of its own
-            return data.load("wordnet_supersense", "text", split="train")
+            return data_sets.load("wordnet_supersense", "text", split="train")
     raise MissingError(
         f"{backbone.name} carries no head that names its source's labels, and no proxy for one was given",
         where="proxy",
@@ -201,7 +218,7 @@ def read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
 
 def checked_proxy(proxy: Any, backbone: Backbone) -> Dataset:
     """Return the proxy data once it is known to suit: the backbone's modality, two classes or more."""
-    data = read_proxy(proxy, backbone)
+    data = _read_proxy(proxy, backbone)
     wanted = "text" if backbone.reads == "text" else "image"
     if data.kind != wanted and not (wanted == "image" and data.kind == "array"):
         raise DataError(
@@ -228,24 +245,9 @@ def checked_proxy(proxy: Any, backbone: Backbone) -> Dataset:
     return data
 
 
-def _balanced(data: Dataset, items: int) -> Dataset:
-    classes = len(np.unique(np.asarray(data.labels)))
-    return data.per_class(max(5, items // classes), 0, allow_fewer=True)
-
-
-def _identity(backbone: Backbone, data: Dataset) -> str:
-    text = f"transship-source-{VERSION} {data.fingerprint()} {CALIBRATION} {backbone.fingerprint}"
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class _Computed:
-    features: Tensor
-    outputs: Tensor
-    evidence: Recalibration
-
-
-def _compute(backbone: Backbone, data: Dataset, watch: Callable[[int, int], None]) -> _Computed:
+def _compute(
+    backbone: Backbone, data: Dataset, watch: Callable[[int, int], None]
+) -> tuple[Tensor, Recalibration]:
     order = sorted(range(len(data)), key=lambda row: backbone.loaded.length(data.inputs[row]))
     features = torch.empty(len(data), backbone.theta.width)
     outputs = torch.empty(len(data), backbone.width_out)
@@ -262,7 +264,7 @@ def _compute(backbone: Backbone, data: Dataset, watch: Callable[[int, int], None
     weight, bias = _probe(outputs[~held_out], labels[~held_out], outputs[held_out], labels[held_out])
     used = _calibration_items(labels, held_out)
     grams = head_grams(backbone, backbone.body(), [data.inputs[int(row)] for row in used], weight)
-    return _Computed(features, outputs, Recalibration(outputs, labels, held_out, weight, bias, used, grams))
+    return features, Recalibration(outputs, labels, held_out, weight, bias, used, grams)
 
 
 def _masked_mean(tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -293,11 +295,6 @@ def _probe(x: Tensor, y: Tensor, x_held: Tensor, y_held: Tensor) -> tuple[Tensor
 
     Its strength is chosen on held-out items.
     """
-    import warnings
-
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
     best: tuple[float, Any] | None = None
     for strength in (0.1, 1.0, 10.0):
         with warnings.catch_warnings():
@@ -319,27 +316,21 @@ def _probe(x: Tensor, y: Tensor, x_held: Tensor, y_held: Tensor) -> tuple[Tensor
     return weight, bias
 
 
-def _keep(folder: Path, found: _Computed) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {"features": found.features, "outputs": found.outputs, **found.evidence.tensors()}
+def _keep(folder: Path, features: Tensor, evidence: Recalibration) -> None:
+    tensors = {"features": features, **evidence.tensors()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder, force=True) as place:
         save_file({name: value.contiguous() for name, value in tensors.items()}, place / _ARRAYS)
         (place / _ABOUT).write_text(json.dumps({"version": VERSION}), encoding="utf-8")
 
 
-def _load(folder: Path) -> _Computed | None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
+def _load(folder: Path) -> tuple[Tensor, Recalibration] | None:
     try:
         # from bytes, not from a map of the file: another process may put a new one in its place
         tensors = load((folder / _ARRAYS).read_bytes())
-        evidence = Recalibration.restore(tensors)
-        return _Computed(tensors["features"], tensors["outputs"], evidence)
-    except (OSError, SafetensorError, KeyError):
+        return tensors.pop("features"), Recalibration(**tensors)
+    except (OSError, SafetensorError, KeyError, TypeError):
         return None
 
 
-__all__ = ["Body", "Source", "checked_proxy", "open_source", "read_proxy"]
+__all__ = ["SourceSide", "checked_proxy", "open_source"]

@@ -1,25 +1,35 @@
 """What a user would try first: linear models on the raw values and on random convolutions of them.
 
 `raw_baselines` fits each in seconds and scores it on the validation rows, so that an adapted model never
-stands alone. Penalties are chosen by exact leave-one-out (ridge) or fixed (logistic regression, C = 1) on the
-training rows; the validation rows choose nothing here.
+stands alone; `fit_base` fits the one that the network corrects. Penalties are chosen by exact leave-one-out
+(ridge) or fixed (logistic regression, C = 1) on the training rows; the validation rows choose nothing here.
 """
 
-from __future__ import annotations
-
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import torch
+from scipy.optimize import minimize_scalar
 
 from transship.errors import DataError, OptionError
+from transship.geometry import LinearMap, Moments, ridge, ridge_loo
 from transship.numerics import derive_seed
 from transship.registry import unknown
-from transship.verbs.adapt.raw.convolutions import RocketFeatures, draw_convolutions
-from transship.verbs.adapt.raw.linear import RawModel, features, filled, placed, plain_rows
+from transship.types import Array
+from transship.verbs.adapt.raw.models import (
+    BaseModel,
+    RawModel,
+    draw_convolutions,
+    features,
+    filled,
+    in_units,
+    placed,
+    plain_rows,
+)
 from transship.verbs.adapt.rows.metrics import (
     TASKS,
     Metric,
@@ -29,17 +39,13 @@ from transship.verbs.adapt.rows.metrics import (
     find_metric,
     log_softmax,
 )
+from transship.verbs.adapt.rows.targets import Targets
 
-if TYPE_CHECKING:
-    from transship.geometry import LinearMap
-
-Array = npt.NDArray[Any]
 KERNELS = {1: 1500, 2: 512}  # by axes of space
 FIELD_KERNELS = 256
 MOST_ROWS = 6000
+FOLDS = 5  # by which a base without leave-one-out says what it makes of rows that it has not seen
 _NAMES = ("constant", "logistic", "ridge", "rocket")
-
-__all__ = ["RawModel", "RawResult", "RocketFeatures", "fit_raw", "raw_baselines", "raw_names"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +135,6 @@ def fit_raw(
 
     `classes` is their number where some do not occur among the targets.
     """
-    import torch
-
     rows, wanted = plain_rows(inputs), np.asarray(targets)
     _check(name, rows, wanted, task, tokens)
     kept = None
@@ -166,25 +170,52 @@ def fit_raw(
     return RawModel(name, task, sees, target, weight, bias, *scaling, convolutions, details, left_out, kept)
 
 
+def fit_base(
+    name: str,
+    inputs: Array,
+    truth: Array,
+    targets: Targets,
+    *,
+    seed: int,
+    tokens: bool = False,
+    fitted: RawModel | None = None,
+) -> tuple[BaseModel, Array]:
+    """Return the base fitted on all training rows, and outputs on them of models without the row.
+
+    The outputs of a model on its own training rows leave nothing over. Ridge regression gives exact
+    leave-one-out with its fit (rows beyond the many that it takes are new to it); other models take folds.
+    `fitted` is the model of that name where it was fitted on these rows already.
+    """
+    classes = None if targets.classes is None else len(targets.classes)
+    settings: dict[str, Any] = {"task": targets.task, "seed": seed, "classes": classes, "tokens": tokens}
+    whole = BaseModel(fitted or fit_raw(name, inputs, truth, **settings), targets)
+    unseen = whole.model.unseen(inputs)
+    if unseen is not None:
+        return whole, in_units(whole.model, unseen, targets)
+    folds = max(2, min(FOLDS, len(inputs) // 2))
+    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(inputs))
+    offsets: dict[int, Array] = {}
+    for part in np.array_split(order, folds):
+        rest = np.setdiff1d(np.arange(len(inputs)), part)
+        fold = fit_raw(name, inputs[rest], truth[rest], **settings)
+        outputs = in_units(fold, fold.outputs(inputs[part]), targets)
+        offsets |= dict(zip(part.tolist(), outputs, strict=True))
+    return whole, np.stack([offsets[row] for row in range(len(inputs))])
+
+
 def _ridge(
     features: Array, encoded: Array, wanted: Array, task: str
 ) -> tuple[Array, Array, float, dict[str, float], Array]:
-    import torch
-
-    from transship.geometry import ridge_loo
-
-    found = ridge_loo(torch.from_numpy(features), torch.from_numpy(encoded))
-    weight, bias = _affine(found.map, features.shape[1])
+    fit = ridge_loo(torch.from_numpy(features), torch.from_numpy(encoded))
+    weight, bias = _affine(fit.map, features.shape[1])
     sharpness = 1.0
     if task in ("classification", "multilabel"):
         # predictions of rows left out are what new rows get: their likelihood sets the scale of probabilities
-        sharpness = _sharpness(found.predictions.numpy(), wanted, task)
-    return weight, bias, sharpness, dict(found.map.details), found.predictions.numpy()
+        sharpness = _sharpness(fit.predictions.numpy(), wanted, task)
+    return weight, bias, sharpness, dict(fit.map.details), fit.predictions.numpy()
 
 
 def _affine(fitted: LinearMap, width: int) -> tuple[Array, Array]:
-    import torch
-
     bias = fitted.apply(torch.zeros(1, width, dtype=torch.float64))
     return fitted.matrix.float().numpy(), bias[0].float().numpy()
 
@@ -194,7 +225,6 @@ def _sharpness(outputs: Array, wanted: Array, task: str) -> float:
 
     Without that row, outputs that separate the classes would ask for an infinite factor.
     """
-    from scipy.optimize import minimize_scalar
 
     def loss(power: float) -> float:
         scaled = np.exp(power) * outputs
@@ -230,8 +260,7 @@ def _logistic(features: Array, wanted: Array, task: str, outputs: int) -> tuple[
 
 
 def _fit_logistic(features: Array, wanted: Array) -> tuple[Array, Array]:
-    import warnings
-
+    # start-up: models that are only read need no scikit-learn
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -255,19 +284,15 @@ def _field_model(
     rows: Array, wanted: Array, target: tuple[int, ...], fill: Array, kernels: int, seed: int
 ) -> RawModel:
     """Return one linear map of random convolutions, the same at every place (λ by GCV)."""
-    import torch
-
-    from transship.geometry import Moments, ridge
-
     grids = placed(torch.from_numpy(rows))
     drawn = draw_convolutions(grids, kernels, seed=seed, everywhere=True)
     fields = torch.from_numpy(np.ascontiguousarray(wanted, np.float32)).reshape(
         len(rows), -1, *rows.shape[2:]
     )
     moments = Moments.zeros(drawn.kernels, fields.shape[1])
-    for some, made in drawn.fields(grids):
+    for some, part in drawn.fields(grids):
         moments.update(
-            made.movedim(1, -1).reshape(-1, made.shape[1]),
+            part.movedim(1, -1).reshape(-1, part.shape[1]),
             fields[some].movedim(1, -1).reshape(-1, fields.shape[1]),
         )
     fitted = ridge(moments)

@@ -8,7 +8,7 @@ derivative of the body's token mean. Its norm needs only the Gram matrix G = (W 
 the norms are exact.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from torch.nn import functional
 from transship.errors import OptionError
 from transship.numerics import chunks
 from transship.verbs.adapt.model.backbone import Backbone, Body
-from transship.verbs.adapt.train.losses import lipschitz_penalty
 
 GRID = tuple(round(0.1 * step, 1) for step in range(1, 11))
 RHO = 100.0
@@ -60,15 +59,8 @@ class Recalibration:
     grams: Float[Tensor, "calibration labels labels"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is kept on disk, beside the outputs."""
-        names = ("labels", "held_out", "weight", "bias", "items", "grams")
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def restore(cls, tensors: dict[str, Tensor]) -> "Recalibration":
-        """Return what `tensors` gave."""
-        names = ("outputs", "labels", "held_out", "weight", "bias", "items", "grams")
-        return cls(**{name: tensors[name] for name in names})
+        """Return what is kept on disk."""
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +75,33 @@ class Head:
     norms: Tensor
     grid: tuple[GridPoint, ...]
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name."""
+        return {name: getattr(self, name).contiguous() for name in ("weight", "bias", "norms")}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what JSON holds of it."""
+        return {name: getattr(self, name) for name in ("accuracy", "error", "omega")} | {
+            "grid": [vars(point) for point in self.grid]
+        }
+
+    @classmethod
+    def restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> "Head":
+        """Return what `tensors` and `facts` gave."""
+        return cls(**{**tensors, **facts, "grid": tuple(GridPoint(**point) for point in facts["grid"])})
+
 
 def head_grams(
     backbone: Backbone, body: Body, inputs: Sequence[Any], weight: Float[Tensor, "labels out"]
 ) -> Float[Tensor, "items labels labels"]:
     """Return G_i = (W J_i)(W J_i)ᵀ of each input, J_i the derivative of the pooled states in all of u."""
-    found = []
+    parts = []
     for part in chunks(len(inputs), 16):
         tokens, mask, states = backbone.source_pass(inputs[part])
         mask_states = mask if states.shape[1] == mask.shape[1] else None
         grid = source_grid(backbone)
-        found.append(grams(body, tokens.clone(), mask, mask_states, grid, weight))
-    return torch.cat(found)
+        parts.append(grams(body, tokens.clone(), mask, mask_states, grid, weight))
+    return torch.cat(parts)
 
 
 def grams(
@@ -131,35 +138,36 @@ def gram_norms(
     return torch.einsum("il,ilk,ik->i", mixed, grams, mixed).clamp_min(1e-24).sqrt()
 
 
+def check_omega(omega: float | str) -> None:
+    """Refuse an ω that is neither a number above 0 nor the grid."""
+    if omega != "grid" and not (isinstance(omega, int | float) and omega > 0):
+        raise OptionError(f"ω is {omega!r}", where="omega", fix='give a number above 0, or "grid"')
+
+
+def lipschitz_penalty(norms: Float[Tensor, " inputs"], omega: float) -> Float[Tensor, ""]:
+    """Return mean max(0, ‖∇_u ℓ_s‖ − ω)², Eq. (13): zero exactly when every norm is at most ω."""
+    return (norms - omega).clamp_min(0.0).square().mean()
+
+
 def recalibrate(evidence: Recalibration, *, omega: float | str = "grid") -> Head:
     """Return the head for a given ω, or for the smallest of the grid that keeps its accuracy.
 
     It may cost a point of held-out accuracy, or one standard error of it where that is more.
     """
-    plain = _fit(evidence, None)
-    if omega != "grid":
-        if not isinstance(omega, int | float) or not omega > 0:
-            raise OptionError(f"ω is {omega!r}", where="omega", fix='give a number above 0, or "grid"')
-        head, point = _fit(evidence, float(omega))
-        return Head(
-            *_head(evidence, head),
-            point.accuracy,
-            point.error,
-            float(omega),
-            _norms(evidence, head).float(),
-            (point,),
-        )
-    points = [(_fit(evidence, value)) for value in GRID]
-    accuracy, count = plain[1].accuracy, int(evidence.held_out.sum())
-    bar = accuracy - max(TOLERANCE, (accuracy * (1.0 - accuracy) / count) ** 0.5)
-    head, chosen = next((found for found in points if found[1].accuracy >= bar), points[-1])
+    check_omega(omega)
+    fits = [_fit(evidence, value) for value in (GRID if omega == "grid" else (float(omega),))]
+    bar = 0.0
+    if omega == "grid":
+        accuracy, count = _fit(evidence, None)[1].accuracy, int(evidence.held_out.sum())
+        bar = accuracy - max(TOLERANCE, (accuracy * (1.0 - accuracy) / count) ** 0.5)
+    mixing, point = next((fit for fit in fits if fit[1].accuracy >= bar), fits[-1])
     return Head(
-        *_head(evidence, head),
-        chosen.accuracy,
-        chosen.error,
-        chosen.omega,
-        _norms(evidence, head).float(),
-        tuple(point for _, point in points),
+        *_head(evidence, mixing),
+        point.accuracy,
+        point.error,
+        point.omega,
+        _norms(evidence, mixing).float(),
+        tuple(point for _, point in fits),
     )
 
 
@@ -187,13 +195,13 @@ def _fit(evidence: Recalibration, omega: float | None) -> tuple[tuple[Tensor, Te
         if worst > omega:
             solver.step(closure)
     head = (mixing.detach(), bias.detach())
-    made = logits[evidence.held_out] @ head[0].T + head[1]
+    outputs = logits[evidence.held_out] @ head[0].T + head[1]
     wanted = evidence.labels[evidence.held_out]
-    accuracy = float((made.argmax(1) == wanted).double().mean())
+    accuracy = float((outputs.argmax(1) == wanted).double().mean())
     point = GridPoint(
         omega or 0.0,
         accuracy,
-        float(functional.cross_entropy(made, wanted)),
+        float(functional.cross_entropy(outputs, wanted)),
         float(_norms(evidence, head).max()),
     )
     return head, point
@@ -224,9 +232,11 @@ __all__ = [
     "GridPoint",
     "Head",
     "Recalibration",
+    "check_omega",
     "gram_norms",
     "grams",
     "head_grams",
+    "lipschitz_penalty",
     "recalibrate",
     "source_grid",
 ]
