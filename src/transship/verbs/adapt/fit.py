@@ -17,6 +17,8 @@ from transship.errors import TransshipWarning
 from transship.numerics import derive_seed
 from transship.progress import Bars, Progress, quiet
 from transship.verbs.adapt.adapted import Adapted
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.embedder import Shape
 from transship.verbs.adapt.model.network import AdaptedNetwork, HeadShape, new_embedder, silence
 from transship.verbs.adapt.model.source import SourceSide, open_source
 from transship.verbs.adapt.plan import AdaptPlan, make_plan
@@ -24,7 +26,7 @@ from transship.verbs.adapt.raw.fit import RawResult, fit_base, raw_baselines
 from transship.verbs.adapt.raw.models import BaseModel
 from transship.verbs.adapt.rows.reading import Split
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.train.learner import Learner, LearningRows
+from transship.verbs.adapt.train.learner import AdaptMethod, Learner, LearningRows
 from transship.verbs.adapt.train.loop import Checkpoints, Runtime
 from transship.verbs.adapt.train.stages import COLLAPSED, Budget, stage_one, stage_two
 
@@ -124,7 +126,7 @@ def _source(plan: AdaptPlan, watch: Progress) -> SourceSide | None:
 def apply(plan: AdaptPlan, prepared: AdaptPrepared, watch: Progress = quiet) -> Adapted:
     """Train in two stages, from where a checkpoint stands; return the model with all that is known of it."""
     settings, method, source = plan.settings, plan.method, prepared.source
-    accelerator = _accelerator(settings)
+    accelerator = open_accelerator(settings)
     head_shape = plan.head_shape()
     learner = _learner(plan, prepared, head_shape, accelerator.device)
     work = None if settings.work is None else Path(settings.work)
@@ -218,12 +220,9 @@ def _key(plan: AdaptPlan) -> str:
 def _learner(
     plan: AdaptPlan, prepared: AdaptPrepared, head_shape: HeadShape, device: torch.device
 ) -> Learner:
-    """Return φ, body and head as they start (pretrained, or all random), with their rows."""
-    seed, pretrained, backbone = plan.settings.seed, plan.method.pretrained, plan.backbone
-    embedder = new_embedder(plan.shape, backbone.theta, derive_seed(seed, "embedder"), pretrained=pretrained)
-    body = backbone.body() if pretrained else backbone.scratch_body(derive_seed(seed, "body"))
-    network = AdaptedNetwork(embedder, body, _head(head_shape, seed))
-    embedder.look_at(plan.train.inputs)
+    """Return the network as it starts, with its rows."""
+    network = new_network(plan.backbone, plan.shape, head_shape, plan.method, plan.settings.seed)
+    network.embedder.look_at(plan.train.inputs)
     network.to(device)
     if prepared.base is not None:
         silence(network.head)
@@ -235,11 +234,21 @@ def _learner(
         plan.targets.code_count,
         plan.loss,
         (mean, std),
-        backbone,
+        plan.backbone,
         prepared.source,
-        seed,
+        plan.settings.seed,
         device,
     )
+
+
+def new_network(
+    backbone: Backbone, shape: Shape, head_shape: HeadShape, method: AdaptMethod, seed: int
+) -> AdaptedNetwork:
+    """Return φ, body and head as they start: pretrained where they can be, or all of them random."""
+    pretrained, drawn = method.pretrained, derive_seed(seed, "embedder")
+    embedder = new_embedder(shape, backbone.theta, drawn, pretrained=pretrained)
+    body = backbone.body() if pretrained else backbone.scratch_body(derive_seed(seed, "body"))
+    return AdaptedNetwork(embedder, body, _head(head_shape, seed))
 
 
 def _head(shape: HeadShape, seed: int) -> nn.Module:
@@ -264,7 +273,7 @@ def _budget(settings: Settings, rows: int) -> Budget:
     )
 
 
-def _accelerator(settings: Settings) -> Any:
+def open_accelerator(settings: Settings) -> Any:
     """Return accelerate's handle on the device, the precision and the other processes."""
     # start-up: models that only predict need none
     from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
@@ -333,4 +342,4 @@ def _noise(first: float, second: float, rows: int, metric: str) -> float:
     return float((middle * (1 - middle) / rows) ** 0.5)
 
 
-__all__ = ["AdaptPrepared", "adapt", "advice", "apply", "prepare"]
+__all__ = ["AdaptPrepared", "adapt", "advice", "apply", "new_network", "open_accelerator", "prepare"]

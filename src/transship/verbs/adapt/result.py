@@ -143,7 +143,7 @@ def _choice(adapted: Adapted, folder: Path | None) -> list[Block]:
     sentence = str(about.get("advice") or "")
     advice = [Text(sentence[0].upper() + sentence[1:] + ".", tone="note")] if sentence else []
     notes = [Text(note, tone="warning") for note in about["notes"]]
-    return [Facts(facts, shown=False), *advice, table, *notes]
+    return [Facts(facts, shown=False), table, *notes, *advice]
 
 
 def _training(about: Mapping[str, Any], seconds: Mapping[str, float]) -> list[Block]:

@@ -42,7 +42,7 @@ class Settings:
         base: the raw model that the network corrects: none, rocket, ridge, logistic, or the best (auto).
         freeze_embedder: leave the embedder as stage 1 made it.
         lora_rank: train the body by LoRA factors of this rank; 0 trains the weights.
-        omega: ω, or grid for the smallest that keeps the accuracy of the source's head.
+        omega: a number ω, or grid for the smallest that keeps the accuracy of the source's head.
         loss: what stage 2 minimises; the task's usual loss by default.
         metric: what validation chooses by; the task's usual metric by default.
         epochs: passes over the rows in stage 2; auto goes by their number.

@@ -90,7 +90,7 @@ class PatchReplacement(Objective):
         source, mask = learner.source_tokens(items.tolist())
         replaced = min(replaced, int(mask.sum(1).min()))
         noisy = step < method.noisy_share * steps
-        mixed = self._mix(tokens, source, mask, replaced, generator if noisy else None)
+        mixed = self.mix(tokens, source, mask, replaced, generator if noisy else None)
         states = learner.network.states(mixed)
         lam = replaced / count
         target = learner.target_loss(learner.network.head(states), index)
@@ -98,7 +98,7 @@ class PatchReplacement(Objective):
         known = functional.cross_entropy(self.head(states.mean(1)), labels)
         return total + self.weight * ((1.0 - lam) * target + lam * known)
 
-    def _mix(
+    def mix(
         self, tokens: Tensor, source: Tensor, mask: Tensor, count: int, generator: np.random.Generator | None
     ) -> Float[Tensor, "batch tokens width"]:
         """Put the `count` best source patches in the places of the `count` worst target patches."""

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from transship.errors import OptionError
 from transship.geometry import wasserstein_exact
+from transship.verbs.adapt.model.recalibrate import lipschitz_penalty
 from transship.verbs.adapt.train.losses import (
-    Alignment,
     LabelTable,
+    SinkhornAlignment,
     conditional_entropy,
     distortion,
     find_loss,
-    lipschitz_penalty,
     soft_table,
     table_loss,
     transition,
@@ -167,7 +167,7 @@ def test_alignment_is_near_the_exact_distance_and_its_gradient_is_the_plans():
     source = torch.randn(60, 8)
     rows = (torch.randn(60, 8) + 2.0).requires_grad_(True)
     exact = wasserstein_exact(rows, source)
-    alignment = Alignment(source, epsilon=0.005, iterations=2000)
+    alignment = SinkhornAlignment(source, epsilon=0.005, iterations=2000)
     value = alignment(rows)
     assert value.item() == pytest.approx(exact.value.item(), rel=0.02)
     (found,) = torch.autograd.grad(value, rows)
@@ -178,11 +178,11 @@ def test_alignment_is_near_the_exact_distance_and_its_gradient_is_the_plans():
 def test_alignment_goes_on_from_its_own_potentials():
     torch.manual_seed(0)
     source, rows = torch.randn(80, 8), torch.randn(32, 8) + 1.0
-    whole = Alignment(source)
+    whole = SinkhornAlignment(source)
     values = [float(whole(rows)) for _ in range(3)]
-    first = Alignment(source)
+    first = SinkhornAlignment(source)
     first(rows)
-    second = Alignment(source)
+    second = SinkhornAlignment(source)
     second.load(first.state())
     assert [float(second(rows)), float(second(rows))] == values[1:]
 

@@ -6,8 +6,8 @@ from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from transship.errors import DataError, OptionError
 from transship.geometry.ridge import STRENGTHS
-from transship.verbs.adapt.raw.baselines import fit_raw, raw_baselines, raw_names
-from transship.verbs.adapt.raw.linear import RawModel
+from transship.verbs.adapt.raw.fit import fit_raw, raw_baselines, raw_names
+from transship.verbs.adapt.raw.models import RawModel
 from transship.verbs.adapt.rows.metrics import METRICS
 
 

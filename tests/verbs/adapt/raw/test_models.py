@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from transship.verbs.adapt.raw.convolutions import RandomConvolutions, RocketFeatures, draw_convolutions
+from transship.verbs.adapt.raw.models import RandomConvolutions, draw_convolutions
 
 
 def series(rows: int = 40, channels: int = 2, length: int = 50, seed: int = 0) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_chunks_do_not_change_features(monkeypatch: pytest.MonkeyPatch):
     rows = series()
     drawn = draw_convolutions(rows, 30, seed=0)
     whole = drawn.features(rows)
-    monkeypatch.setattr("transship.verbs.adapt.raw.convolutions._ELEMENTS", 500)
+    monkeypatch.setattr("transship.verbs.adapt.raw.models._ELEMENTS", 500)
     torch.testing.assert_close(drawn.features(rows), whole)
 
 
@@ -68,17 +68,18 @@ def test_any_size_gives_finite_features_also_of_constant_rows(shape: tuple[int, 
 
 
 def test_series_give_two_features_per_kernel_and_images_ten():
-    assert RocketFeatures(60).fit(series()).transform(series()).shape == (40, 120)
+    rows = series()
+    assert draw_convolutions(rows, 60, seed=0).features(rows).shape == (40, 120)
     images = torch.rand(5, 3, 12, 12)
-    assert RocketFeatures(60).fit(images).transform(images).shape == (5, 600)
+    assert draw_convolutions(images, 60, seed=0).features(images).shape == (5, 600)
 
 
 def test_kernels_come_back_from_plain_arrays():
-    rows = series().numpy()
-    fitted = RocketFeatures(25, seed=2).fit(rows)
-    back = RocketFeatures.from_state({name: np.copy(array) for name, array in fitted.state().items()})
+    rows = series()
+    drawn = draw_convolutions(rows, 25, seed=2)
+    back = RandomConvolutions.from_state({name: np.copy(array) for name, array in drawn.state().items()})
     assert back.kernels == 25
-    np.testing.assert_array_equal(back.transform(rows), fitted.transform(rows))
+    assert torch.equal(back.features(rows), drawn.features(rows))
 
 
 def test_fields_have_the_shape_of_the_rows_and_no_negative_value():

@@ -13,15 +13,20 @@ from torch.nn import functional
 
 from transship.data import Dataset
 from transship.errors import DataError, MissingError, OptionError
+from transship.verbs.adapt.model import source as module
 from transship.verbs.adapt.model.backbone import Backbone
-from transship.verbs.adapt.source import model as module
-from transship.verbs.adapt.source.model import Source, open_source
-from transship.verbs.adapt.source.recalibrate import Recalibration, gram_norms, grams, recalibrate
-from transship.verbs.adapt.train.losses import lipschitz_penalty
+from transship.verbs.adapt.model.recalibrate import (
+    Recalibration,
+    gram_norms,
+    grams,
+    lipschitz_penalty,
+    recalibrate,
+)
+from transship.verbs.adapt.model.source import SourceSide, open_source
 
 
-def opened(backbone: Backbone, proxy: Any, cache: Path, **more: Any) -> Source:
-    return open_source(backbone, proxy, items=90, seed=0, cache=cache, **({"omega": "grid"} | more))
+def opened(backbone: Backbone, proxy: Any, cache: Path, **more: Any) -> SourceSide:
+    return open_source(backbone, proxy, items=90, cache=cache, **({"omega": 0.5} | more))
 
 
 def test_gram_norms_are_the_norms_of_autograds_gradients(tiny_bert: Backbone, proxy: Dataset):
@@ -101,17 +106,23 @@ def test_a_head_is_recalibrated_once_for_every_omega(
     tiny_bert: Backbone, proxy: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked: list[Any] = []
-    monkeypatch.setattr(module, "_heads", {})
-    monkeypatch.setattr(
-        module,
-        "recalibrate",
-        lambda evidence, *, omega: asked.append(omega) or recalibrate(evidence, omega=omega),
-    )
+
+    def counted(evidence: Recalibration, *, omega: Any) -> Any:
+        asked.append(omega)
+        return recalibrate(evidence, omega=omega)
+
+    monkeypatch.setattr(module, "recalibrate", counted)
     first, second = (opened(tiny_bert, proxy, tmp_path, omega=0.5) for _ in range(2))
     other = opened(tiny_bert, proxy, tmp_path, omega=0.05)
     assert asked == [0.5, 0.05]
-    assert torch.equal(first.weight, second.weight)
+    for name, value in first.arrays().items():
+        assert torch.equal(value, second.arrays()[name]), name
+    assert first.about() == second.about()
     assert not torch.equal(first.weight, other.weight)
+    kept = next(tmp_path.rglob("head-0.5.safetensors"))
+    kept.write_bytes(kept.read_bytes()[:-8])
+    assert torch.equal(opened(tiny_bert, proxy, tmp_path, omega=0.5).weight, first.weight)
+    assert asked == [0.5, 0.05, 0.5]  # what was cut short is made again
 
 
 def test_features_are_token_means_without_padding_and_the_head_knows_its_classes(

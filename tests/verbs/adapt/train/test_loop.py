@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from transship.errors import NumericalError, OutputError
-from transship.registry import build_method
-from transship.verbs.adapt.artifact import save_adapted
+from transship.verbs.adapt import fit
+from transship.verbs.adapt.adapted import save_adapted
 from transship.verbs.adapt.estimator import Recraft
 from transship.verbs.adapt.model.backbone import Backbone
-from transship.verbs.adapt.train.stage_two import StageTwo
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 
@@ -35,17 +34,16 @@ def test_the_source_is_bit_identical_before_and_after_stage_one(
 ):
     pristine = {name: value.clone() for name, value in tiny_bert.body().named_parameters()}
     seen: dict[str, dict[str, torch.Tensor]] = {}
-    stage_two = StageTwo.run
+    stage_two = fit.stage_two
 
-    def watched(self: StageTwo) -> None:
+    def watched(runtime: Any, learner: Any, *further: Any, **options: Any) -> Any:
         seen["body"] = {
-            name: value.detach().clone() for name, value in self.bench.network.body.named_parameters()
+            name: value.detach().clone() for name, value in learner.network.body.named_parameters()
         }
-        source = self.bench.known
-        seen["head"] = {"weight": source.weight.clone(), "bias": source.bias.clone()}
-        stage_two(self)
+        seen["head"] = {"weight": learner.known.weight.clone(), "bias": learner.known.bias.clone()}
+        return stage_two(runtime, learner, *further, **options)
 
-    monkeypatch.setattr(StageTwo, "run", watched)
+    monkeypatch.setattr(fit, "stage_two", watched)
     model = Recraft(**quick, method="recraft").fit(*waves)
     assert seen["body"].keys() == pristine.keys()
     for name, value in pristine.items():
@@ -231,8 +229,3 @@ def test_a_process_killed_for_good_is_resumed_to_the_same_bytes(
     assert start(str(tmp_path / "work"), str(tmp_path / "broken")).wait() == 0
     for file in sorted((tmp_path / "whole").iterdir()):
         assert file.read_bytes() == (tmp_path / "broken" / file.name).read_bytes(), file.name
-
-
-def test_stage_two_of_a_method_is_its_own(quick: dict[str, Any]):
-    assert build_method("adapt", "pare").objective().__class__.__name__ == "PatchReplacement"
-    assert build_method("adapt", "nft").objective().__class__.__name__ == "TargetLoss"

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from transship.verbs.adapt.model.heads import Dense, HeadShape, TransportHead, silence
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.network import (
+    DenseHead,
+    HeadShape,
+    TransportHead,
+    add_lora,
+    merge_lora,
+    silence,
+)
 
 
 def transport(source: int, outputs: int) -> TransportHead:
@@ -46,7 +54,7 @@ def test_each_state_fills_its_own_patch_of_a_dense_output(
 ):
     torch.manual_seed(0)
     head = HeadShape(predictor, 60, 2, size, grid, prefix=1).build()  # type: ignore[arg-type]
-    assert isinstance(head, Dense)
+    assert isinstance(head, DenseHead)
     states = torch.randn(3, 1 + grid[0] * grid[1], 60)
     made = head(states)
     assert made.shape == (3, 2, *size)
@@ -68,3 +76,22 @@ def test_a_silenced_head_gives_zeros():
     head = HeadShape("linear", 6, 3).build()
     silence(head)
     assert not bool(head(torch.randn(4, 2, 6)).any())
+
+
+@pytest.mark.filterwarnings("error")
+def test_factors_are_added_to_the_weights_and_leave_nothing_else_behind(tiny_bert: Backbone):
+    body = tiny_bert.body()
+    before = {name: value.clone() for name, value in body.named_parameters()}
+    add_lora(body, 2, seed=0)  # factors that have not learned are a product with zero
+    with torch.no_grad():
+        key = next(name for name, _ in body.named_parameters() if "lora_B" in name)
+        body.get_parameter(key).fill_(0.5)
+        half = body.get_parameter(key.replace("lora_B", "lora_A")).sum(0)
+    merge_lora(body)
+    after = dict(body.named_parameters())
+    assert after.keys() == before.keys()
+    changed = key.partition(".lora_B")[0] + ".weight"
+    torch.testing.assert_close(after[changed], before[changed] + 2 * 0.5 * half)  # alpha = 2·rank
+    for name, value in before.items():
+        assert name == changed or torch.equal(value, after[name])
+    add_lora(body, 2, seed=0)  # as if there had been none before
