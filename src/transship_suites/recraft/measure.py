@@ -61,7 +61,7 @@ def adapted(
 
     model = Recraft(
         backbone=_opened(backbone) if isinstance(backbone, str) else backbone,
-        task=task.kind,
+        task=task.kind,  # type: ignore[arg-type]
         validation=task.validation,
         seed=seed,
         device=device,
