@@ -11,14 +11,14 @@ import torch
 from transship import parallel
 from transship.activations.batches import Batches, Numbered, run_shared, unit_size
 from transship.activations.collecting import read_first
-from transship.activations.match import Depth, Matching, match_sites
+from transship.activations.match import Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan, collecting_bytes, running_bytes
 from transship.activations.record import Side, Tap
 from transship.activations.step import Lane, StepOptions, StepRows, Stream
-from transship.activations.tokens import Align
 from transship.checkpoints.footprint import Footprint
 from transship.geometry import CkaAccumulator, Moments
+from transship.types import Align, Depth
 
 # Wider spaces than this want more rows than a quick look has, and their factorisations take longer than the
 # models.

@@ -9,8 +9,7 @@ from transship.activations.families import STACK_PARTNERS
 from transship.activations.finding import find_sites
 from transship.activations.sites import Site
 from transship.errors import MatchError, OptionError
-
-Depth = Literal["interpolate", "nearest", "skip"]
+from transship.types import Depth
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,21 @@
-"""Moves a fine-tune: the function that users call."""
+"""Move a fine-tune to another base model: plan, prepare, apply, measure."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transship.progress import Progress
+from transship.progress import Progress, quiet
 from transship.registry import build_method
-from transship.verbs.transport.measure import Examination
-from transship.verbs.transport.models import Opening
-from transship.verbs.transport.plan import check_request
+from transship.verbs.transport.auto import choose_method
+from transship.verbs.transport.measure import measure
+from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
+from transship.verbs.transport.request import Request, make_plan
 from transship.verbs.transport.result import Result
-from transship.verbs.transport.settings import Roles, Settings
-from transship.verbs.transport.work import Work
+from transship.verbs.transport.runner import apply
+from transship.verbs.transport.settings import Opening, Roles, Settings
+from transship.verbs.transport.statistics import prepare
 
 
 def transport(
@@ -66,21 +68,48 @@ def transport(
         progress: called with (what, done, total).
         **settings: fields of `Settings`.
     """
-    opening = Opening(
-        device=device,
-        device_map=device_map,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        allow_pickle=allow_pickle,
-        preprocess=preprocess,
+    request = Request(
+        source=source,
+        tuned=tuned,
+        target=target,
+        data=data,
+        method=as_method(method, options),
+        settings=Settings(roles=Roles.parse(roles), **settings),
+        opening=Opening(
+            device=device,
+            device_map=device_map,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle,
+            preprocess=preprocess,
+        ),
+        keep=keep,
+        test=test,
+        original=original,
+        warm_start=warm_start,
+        prepared=prepared,
     )
-    chosen = Settings(roles=Roles.parse(roles), **settings)
-    work = Work.open(source, tuned, target, data, opening, chosen, prepared=prepared, progress=progress)
-    if isinstance(method, str) and method != "auto":
-        method = build_method("transport", method, options)
-    check_request(work, method, keep)
-    examination = Examination.open(work, test, original, keep=keep, warm_steps=warm_start)
-    return examination.measured(work, work.run(method, keep=keep))
+    return carry_out(make_plan(request), progress=progress or quiet)
+
+
+def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
+    """Do what a plan says: with its method or the best of several, measured where it has rows for that."""
+    if plan.method is None:
+        result, prepared = choose_method(plan, progress=progress)
+    else:
+        prepared = prepare(plan, plan.method, progress=progress)
+        result = apply(plan, prepared, plan.method, progress=progress)
+    return measure(plan, prepared, result, progress=progress)
+
+
+def as_method(
+    method: str | TransportMethod, options: Mapping[str, Any] | None = None
+) -> TransportMethod | None:
+    """Return the method of a name with its parameters; None for `auto`."""
+    if isinstance(method, TransportMethod) or method == "auto":
+        return method if isinstance(method, TransportMethod) else None
+    named: TransportMethod = build_method("transport", method, options)
+    return named
 
 
 def default_prepared() -> Path:
