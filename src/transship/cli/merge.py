@@ -59,7 +59,7 @@ def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: 
     What `merge run` with the same --memory would refuse is refused.
     """
     merge = ts.merge(recipe, allow_pickle=allow_pickle)
-    merge.check(RunSettings(memory=memory))
+    merge.check(memory=memory)
     show(merge.plan.page(), as_json=as_json)
 
 
@@ -71,17 +71,23 @@ def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: 
 @settings_options(PlanSettings, only=["allow_pickle"])
 @output_options
 def run_command(
-    recipe: Path, out: Path, as_json: bool, report: Path | None, force: bool, **given: Any
+    recipe: Path,
+    out: Path,
+    seed: int | None,
+    allow_pickle: bool,
+    as_json: bool,
+    report: Path | None,
+    force: bool,
+    **settings: Any,
 ) -> None:
     """Carry RECIPE out and write the merged model to the folder OUT.
 
     Recipes are written as mergekit documents them; docs/from-mergekit.md lists what differs.
     """
-    settings = read_settings(RunSettings, given)
-    merge = ts.merge(recipe, **vars(read_settings(PlanSettings, given)))
-    merge.check(settings)
+    merge = ts.merge(recipe, seed=seed, allow_pickle=allow_pickle)
+    merge.check(**settings)
     click.echo(ts.report.terminal.render(merge.plan.page()), err=True)
-    result = merge.run(out, force=force, progress=Bars(), **vars(settings))
+    result = merge.run(out, force=force, progress=Bars(), **settings)
     if not parallel.is_main():
         return
     if report is not None:

@@ -185,7 +185,7 @@ class Demo:
         """Teach the wide model to name signals, which it has never seen."""
         from transship.data import wrap
         from transship.verbs.adapt import Recraft
-        from transship.verbs.adapt.raw.fit import raw_baselines
+        from transship.verbs.adapt.raw.baselines import raw_baselines
 
         (train, names), (test, truth) = self.waves
         proxy = wrap(self.train.images, self.train.labels, kind="array", name="digits")

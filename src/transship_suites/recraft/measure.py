@@ -61,7 +61,7 @@ def adapted(
 
     model = Recraft(
         backbone=_opened(backbone) if isinstance(backbone, str) else backbone,
-        task=task.kind,  # type: ignore[arg-type]
+        task=task.kind,
         validation=task.validation,
         seed=seed,
         device=device,
@@ -109,9 +109,12 @@ def parameters(
 @cache
 def _opened(backbone: str) -> Any:
     """Return the backbone by name, read once per process; fits copy what they train."""
+    from transship.data import find_model
     from transship.verbs.adapt.model.backbone import open_backbone
 
-    return open_backbone(backbone)
+    found = open_backbone(str(find_model(backbone)))
+    found.loaded.name = backbone
+    return found
 
 
 def stage_one(log: list[dict[str, Any]]) -> dict[str, float]:
@@ -137,7 +140,7 @@ def raw(task: Task, *, seed: int, kernels: int | None = None) -> Iterator[Measur
     """Yield the raw baselines, fitted on the training rows alone, as rows of the table."""
     import time
 
-    from transship.verbs.adapt.raw.fit import fit_raw
+    from transship.verbs.adapt.raw.baselines import fit_raw
 
     for name in RAW[task.kind]:
         start = time.process_time()

@@ -74,8 +74,9 @@ class Bench:
 
     def work(self, **settings: Any) -> Any:
         """Return a planned transport; `batches` or `shots`, and `align`, differ from row to row."""
-        from transship.verbs.transport.settings import PAPER, Opening, Settings
-        from transship_suites.theseus.work import Work
+        from transship.verbs.transport.models import Opening
+        from transship.verbs.transport.settings import PAPER, Settings
+        from transship.verbs.transport.work import Work
 
         chosen = Settings(
             seed=self.context.seed("draw") % 2**31,

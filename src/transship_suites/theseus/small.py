@@ -120,8 +120,9 @@ class Bench:
     def work(self, **settings: Any) -> Any:
         """Return a planned transport of this case."""
         from transship.data import wrap
-        from transship.verbs.transport.settings import Opening, Settings
-        from transship_suites.theseus.work import Work
+        from transship.verbs.transport.models import Opening
+        from transship.verbs.transport.settings import Settings
+        from transship.verbs.transport.work import Work
 
         # the last rows of the calibration data choose strengths; test images are never among them
         training = CALIBRATION_ROWS - VALIDATION_ROWS
@@ -193,15 +194,18 @@ class Bench:
 
     def _path(self, work: Any) -> Iterator[Measurement]:
         """Four path steps with the target's own head, and a head carried onto the same weights."""
+        import dataclasses
+
         from transship.registry import build_method
         from transship.verbs.transport.methods.carry import Carry
 
         # the first step's statistics are those of a single step
-        work = work.with_settings(path_steps=4)
+        work = dataclasses.replace(work, settings=dataclasses.replace(work.settings, path_steps=4))
         result = work.run(build_method("transport", "gradient", {"blend": 1.0}))
         yield self._row(result.model(), "gradient, 4 path steps", strength=result.choice.strength, batches=10)
         carry = Carry(body="gradient")
-        carried = work.with_head(result, carry)
+        head = work.head(carry, result.moved, result.choice)
+        carried = work.result(carry, result.moved, result.choice, head)
         yield self._row(carried.model(), "4 path steps + carry", strength=carried.strength, batches=10)
 
     def budget(self) -> Iterator[Measurement]:

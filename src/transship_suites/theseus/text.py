@@ -79,7 +79,7 @@ class Bench:
         """The bounds, the untouched target and every method."""
         from transship.geometry import accuracy
         from transship.registry import build_method
-        from transship.verbs.transport import shifted
+        from transship.verbs.transport.weights import shifted
         from transship_suites.materials.encoders import predict
 
         right = predict(self.tuned, self.texts.test).argmax(1).numpy()
@@ -107,8 +107,9 @@ class Bench:
 
     def _work(self) -> Any:
         from transship.data import wrap
-        from transship.verbs.transport.settings import Opening, Settings
-        from transship_suites.theseus.work import Work
+        from transship.verbs.transport.models import Opening
+        from transship.verbs.transport.settings import Settings
+        from transship.verbs.transport.work import Work
 
         data = wrap(
             self.train,
@@ -234,12 +235,13 @@ def published(target: str, context: Context) -> Iterator[Measurement]:
     does?
     """
     from transship.registry import build_method
-    from transship.verbs.transport import shifted
-    from transship.verbs.transport.settings import Opening, Settings
-    from transship.verbs.transport.teacher import similarity_agreement
+    from transship.verbs.transport.judge import similarity_agreement
+    from transship.verbs.transport.models import Opening
+    from transship.verbs.transport.settings import Settings
+    from transship.verbs.transport.weights import shifted
+    from transship.verbs.transport.work import Work
     from transship_suites.materials.encoders import load_encoder, predict
     from transship_suites.materials.texts import load_texts, operations_phrases
-    from transship_suites.theseus.work import Work
 
     source, tuned, model = load_encoder(SOURCE), load_encoder(PUBLISHED), load_encoder(target)
     phrases = operations_phrases()

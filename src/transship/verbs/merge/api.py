@@ -92,9 +92,7 @@ class Merge:
             return self.plan.update().dense(name)
         step = next((step for step in self.plan.steps if step.name == name), None)
         if step is None:
-            raise OptionError(
-                f"the output has no tensor '{name}'", where=self.plan.recipe.path, fix="see merge plan"
-            )
+            raise self.plan.recipe.error(f"the output has no tensor '{name}'", "see merge plan")
         parts = [np.array(part) for part in Tensors(self.plan, self._prepared).stored(step)]
         return np.concatenate(parts or [np.empty(0, np.float32)]).reshape(step.shape)
 
@@ -120,7 +118,7 @@ class Merge:
         """
         how = RunSettings(**settings)
         check_target(folder, force=force)
-        self.check(how)
+        threads(self.plan, how)
         opening = {"device": how.device, "device_map": how.device_map, "dtype": how.dtype}
         prepared = prepare(self.plan, opening=opening, progress=progress)
         return apply(self.plan, prepared, folder, how, force=force, progress=progress)
@@ -129,9 +127,9 @@ class Merge:
         """Return what the recipe leaves to be found out on data: the weights of `weights: auto`, heads."""
         return {} if isinstance(self.plan, AdapterMerge) else self._prepared.facts(self.plan)
 
-    def check(self, settings: RunSettings) -> None:
-        """Refuse a merge that may take more memory than is allowed."""
-        threads(self.plan, settings)
+    def check(self, **settings: Any) -> None:
+        """Refuse what `run` with these settings would refuse, such as too little memory."""
+        threads(self.plan, RunSettings(**settings))
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write a page that says what becomes of every tensor."""

@@ -72,10 +72,9 @@ class _Nearby:
         if name in self.earlier:
             return _output(recipe, reference, self.earlier[name])
         if name in self.names:
-            raise OptionError(
+            raise recipe.error(
                 f"it uses '{name}', which is itself or comes later",
-                where=recipe.path,
-                fix="put the recipes in the order in which they are needed, without a loop",
+                "put the recipes in the order in which they are needed, without a loop",
             )
         if not reference.is_recipe:
             return open_model(reference, allow_pickle=self.allow_pickle)
@@ -83,9 +82,7 @@ class _Nearby:
         path = path if path.is_file() else Path(reference.model.path)
         if path.resolve() in self.above:
             chain = " → ".join(each.name for each in (*self.above, path))
-            raise OptionError(
-                f"the recipes use one another in a loop ({chain})", where=recipe.path, fix="break it"
-            )
+            raise recipe.error(f"the recipes use one another in a loop ({chain})", "break it")
         return _output(recipe, reference, _plan_file(read_recipes(path), self.above, self.allow_pickle))
 
 
@@ -104,35 +101,25 @@ def _plan_recipe(recipe: Recipe, nearby: _Nearby) -> AnyPlan:
     listed = [entry.model for entry in recipe.entries]
     if all(isinstance(opened[reference], Adapter) for reference in listed):
         if recipe.weights is not None or any(recipe.data_of(reference) for reference in listed):
-            raise OptionError(
-                "adapters alone cannot be run on data",
-                where=recipe.path,
-                fix="write base+adapter for each, with base_model:",
+            raise recipe.error(
+                "adapters alone cannot be run on data", "write base+adapter for each, with base_model:"
             )
         adapters = {reference: cast(Adapter, opened[reference]) for reference in listed}
         return merge_adapters(recipe, adapters, nearby.allow_pickle)
     for reference, model in opened.items():
         if isinstance(model, Adapter):
-            raise OptionError(
-                f"{reference} is an adapter, and others are whole models",
-                where=recipe.path,
-                fix="write base+adapter",
+            raise recipe.error(
+                f"{reference} is an adapter, and others are whole models", "write base+adapter"
             )
     if recipe.lora_rank is not None:
-        raise OptionError(
-            "lora_rank is for recipes of adapters alone", where=recipe.path, fix="remove lora_rank"
-        )
+        raise recipe.error("lora_rank is for recipes of adapters alone", "remove lora_rank")
     return _plan_models(recipe, cast(dict[ModelReference, Model], opened))
 
 
 def _output(recipe: Recipe, reference: ModelReference, inner: AnyPlan) -> RecipeOutput:
     if isinstance(inner, AdapterMerge) or inner.outcome.heads:
         kind = "an adapter" if isinstance(inner, AdapterMerge) else "one model for each task"
-        raise OptionError(
-            f"{reference} makes {kind}, which another recipe cannot use",
-            where=recipe.path,
-            fix="save it first",
-        )
+        raise recipe.error(f"{reference} makes {kind}, which another recipe cannot use", "save it first")
     return RecipeOutput(str(reference), inner)
 
 
@@ -153,7 +140,7 @@ def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> Merg
     per_task = _wants_task_heads(recipe, models, spans)
     outcome = build_steps(recipe, models, layout, spans, vocabulary, per_task=per_task)
     if not outcome.steps:
-        raise OptionError("the models have no tensor in common", where=recipe.path, fix="check the models")
+        raise recipe.error("the models have no tensor in common", "check the models")
     config = output_config(recipe, models, layout, spans, outcome.steps, vocabulary)
     return MergePlan(recipe, models, layout, outcome, config, vocabulary)
 
@@ -190,16 +177,11 @@ def _check_data(recipe: Recipe) -> None:
         return
     what = "weights: auto" if search is not None else recipe.method if learns else f"heads: {recipe.heads}"
     if any(not module.whole for module in recipe.modules):
-        raise OptionError(
-            f"{what} runs whole models, and the recipe has slices",
-            where=recipe.path,
-            fix="list them under models:",
-        )
+        raise recipe.error(f"{what} runs whole models, and the recipe has slices", "list them under models:")
     if recipe.tokenizer is not None:
-        raise OptionError(
+        raise recipe.error(
             f"{what} runs the models as they are, and the recipe changes their words",
-            where=recipe.path,
-            fix="remove the tokenizer rule",
+            "remove the tokenizer rule",
         )
     for entry in recipe.entries:
         apart = kind.base != "input" or not (learns or search is not None)
@@ -228,10 +210,9 @@ def _check_models(recipe: Recipe, models: Models) -> None:
         if reference == recipe.base_model and recipe.kind.base != "input":
             continue
         if not isinstance(model.model, StoredModel) or model.model.folder is None:
-            raise OptionError(
+            raise recipe.error(
                 f"{reference} cannot be run, as it is no folder of a model",
-                where=recipe.path,
-                fix="save it first, with its config and tokenizer",
+                "save it first, with its config and tokenizer",
             )
 
 

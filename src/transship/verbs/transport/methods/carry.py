@@ -2,13 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from transship.registry import build_method
-from transship.verbs.transport.protocol import LayerPair, Needs, TransportMethod, require_number
+from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,6 @@ class Carry(TransportMethod):
     """
 
     paper: ClassVar[str] = "ours"
-    place_in_auto: ClassVar[int | None] = 4
-    part_in_auto: ClassVar[Literal["candidate", "head", "control"]] = "head"
 
     body: Literal["none", "theseus", "gradient", "identity", "transfusion"] = "theseus"
     penalty: float | None = None
@@ -39,26 +37,25 @@ class Carry(TransportMethod):
         require_number(self.name, "penalty", self.penalty, 0.0)
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         """What the body needs, and a head."""
-        body = self.body_method
-        needs = Needs() if body is None else body.needs
-        return dataclasses.replace(needs, head=True, penalty=self.penalty)
+        inner = Requirements() if self.body == "none" else self.inner().requirements
+        return dataclasses.replace(inner, head=True)
 
-    @property
-    def body_method(self) -> TransportMethod | None:
-        """The body's method; None where no weights move."""
-        if self.body == "none":
-            return None
-        method: TransportMethod = build_method("transport", self.body)
-        return method
+    def inner(self) -> Any:
+        """Return the body's method."""
+        return build_method("transport", self.body)
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return the body's update; zero for none."""
-        body = self.body_method
-        return update.new_zeros(pair.shape) if body is None else body.transport(update, pair)
+        if self.body == "none":
+            return update.new_zeros(pair.shape)
+        moved: Tensor = self.inner().transport(update, pair)
+        return moved
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
         """Return the body's update of a vector."""
-        body = self.body_method
-        return update.new_zeros(pair.shape[:1]) if body is None else body.transport_vector(update, pair)
+        if self.body == "none":
+            return update.new_zeros(pair.shape[:1])
+        moved: Tensor = self.inner().transport_vector(update, pair)
+        return moved

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from transship.geometry import LinearMap
-from transship.verbs.transport.protocol import LayerPair, Needs, SidedMethod
+from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class Pad(SidedMethod):
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), baseline of Table 1"
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         """The widths of the Moments, not their values."""
-        return Needs(parts=("ab",))
+        return Requirements(parts=("ab",))
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return the rectangular identity."""

@@ -161,10 +161,9 @@ def merge_adapters(
     """Prepare the merge of a recipe whose models are all adapters."""
     if not recipe.kind.linear or len(recipe.modules) != 1 or not recipe.modules[0].whole:
         linear = [name for name in recipe_methods() if getattr(recipe_method(name), "linear", False)]
-        raise OptionError(
+        raise recipe.error(
             f"adapters become an adapter by {' or '.join(linear)} over models:, not by {recipe.method}",
-            where=recipe.path,
-            fix="write base+adapter for each model, which gives a full model",
+            "write base+adapter for each model, which gives a full model",
         )
     sources = recipe.modules[0].slices[0].sources
     _check_bases(recipe, adapters)
@@ -221,9 +220,7 @@ def _normalised(
     normalize, scale = shared("normalize", recipe.method == "linear"), shared("lambda", 1.0)
     divisor = sum(weights) if normalize else 1.0
     if divisor == 0:
-        raise OptionError(
-            "the weights sum to 0", where=recipe.path, fix="choose others, or set normalize: false"
-        )
+        raise recipe.error("the weights sum to 0", "choose others, or set normalize: false")
     return tuple(scale * weight / divisor for weight in weights)
 
 
@@ -290,7 +287,5 @@ def _check_bases(recipe: Recipe, adapters: Mapping[ModelReference, Adapter]) -> 
 def _base(recipe: Recipe, adapter: Adapter, allow_pickle: bool) -> Checkpoint:
     named = str(recipe.base_model) if recipe.base_model is not None else adapter.base_name
     if named is None:
-        raise OptionError(
-            "the adapters do not say which base they belong to", where=recipe.path, fix="add base_model:"
-        )
+        raise recipe.error("the adapters do not say which base they belong to", "add base_model:")
     return checkpoints.open(named, allow_pickle=allow_pickle)

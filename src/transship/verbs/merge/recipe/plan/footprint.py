@@ -5,11 +5,10 @@ Nothing is loaded for it: sizes come from headers and configs, lengths from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import transship as ts
 from transship.checkpoints.footprint import Footprint
 from transship.errors import TransshipError
 from transship.numerics import TORCH
@@ -23,25 +22,8 @@ TRIAL_BATCH, HEAD_BATCH = 32, 64  # inputs per forward pass of `weights: auto`, 
 TRIED = 32  # texts that are counted: characters say roughly which ones have the most tokens
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One way in which models run over their inputs.
-
-    Attributes:
-        batch: inputs at once.
-        all_blocks: whether what all blocks make of them waits in memory; else that of one block.
-    """
-
-    batch: int
-    all_blocks: bool = False
-
-
 def learning_bytes(
-    recipe: Recipe,
-    method: RecipeMethod | None,
-    models: Models,
-    elements: int,
-    merged: int,
+    recipe: Recipe, method: RecipeMethod | None, models: Models, elements: int, merged: int
 ) -> int:
     """Return the memory of whole models that run before anything is written.
 
@@ -52,32 +34,27 @@ def learning_bytes(
         elements: of the output.
         merged: how many models are merged.
     """
-    learns = method if isinstance(method, LearnedMethod) else None
-    if learns is not None:
-        held = learns.held
-    elif recipe.weights is not None:
-        held = (2.0, 1.0)
-    elif recipe.fits_heads:
+    # float32 copies, and more for each model; inputs at once, and whether what all blocks make of them waits
+    held, passes = (0.0, 0.0), []
+    if recipe.fits_heads:
         held = (3.0, 0.0)  # the merged tensors, and one model with its own
-    else:
-        return 0
-    passes = [Pass(learns.at_once, learns.all_blocks)] if learns is not None else []
-    passes += [Pass(TRIAL_BATCH)] if recipe.weights is not None else []
-    passes += [Pass(HEAD_BATCH)] if recipe.fits_heads else []
-    activations = [
-        activation_bytes(model.model, rule, passes)
-        for reference, model in models.items()
-        if isinstance(model.model, StoredModel) and (rule := recipe.data_of(reference))
-    ]
+        passes.append((HEAD_BATCH, False))
+    if recipe.weights is not None:
+        held = (2.0, 1.0)
+        passes.append((TRIAL_BATCH, False))
+    if isinstance(method, LearnedMethod):
+        held = method.held
+        passes.append((method.at_once, method.all_blocks))
+    activations = []
+    for reference, aligned in models.items():
+        model, rule = aligned.model, recipe.data_of(reference)
+        if isinstance(model, StoredModel) and rule is not None:
+            sizes, tokens = Footprint.of(model.checkpoint), most_tokens(model.folder, rule)
+            activations += [
+                sizes.forward(batch, tokens) * (sizes.layers if all_blocks else 1)
+                for batch, all_blocks in passes
+            ]
     return TORCH + int(4 * elements * (held[0] + merged * held[1])) + max(activations, default=0)
-
-
-def activation_bytes(model: StoredModel, rule: DataRule, passes: Sequence[Pass]) -> int:
-    """Return the most bytes that one batch of a model's data takes on its way, in any of the passes."""
-    sizes, tokens = Footprint.of(model.checkpoint), most_tokens(model.folder, rule)
-    return max(
-        sizes.forward(each.batch, tokens) * (sizes.layers if each.all_blocks else 1) for each in passes
-    )
 
 
 def most_tokens(folder: Path | None, rule: DataRule) -> int | None:
@@ -101,14 +78,10 @@ def most_tokens(folder: Path | None, rule: DataRule) -> int | None:
 
 def _texts(rule: DataRule) -> list[str]:
     """Return the texts, or pairs as one text; none where it is other data, or data that is not here."""
-    from transship.data import load
-    from transship.data.locate import data_files
-
-    if rule.path is None or not data_files(rule.path):
+    if rule.path is None or not ts.data.data_files(rule.path):
         return []
-    given: dict[str, Any] = {"column": rule.column, "pair": rule.pair, "split": rule.split, "label": False}
     try:
-        data = load(rule.path, rule.kind, split_column=rule.split_column, config=rule.config, **given)  # type: ignore[arg-type]
+        data = rule.load()
     except TransshipError:
         return []  # the run will say what is wrong with it
     if data.kind == "text":

@@ -214,9 +214,7 @@ def find_spans(recipe: Recipe, layout: Layout, depths: Depths) -> list[Span]:
     """Return the spans of all modules."""
     if not layout.stacks:
         if any(not module.whole for module in recipe.modules):
-            raise OptionError(
-                "the models have no layers to slice", where=recipe.path, fix="use models: instead of slices:"
-            )
+            raise recipe.error("the models have no layers to slice", "use models: instead of slices:")
         module = recipe.modules[0]
         return [_span(recipe, module, module.slices[0], None, 0, depths)]
     spans = []
@@ -234,10 +232,9 @@ def _stack_modules(recipe: Recipe, layout: Layout) -> list[tuple[Stack, Module]]
     if first.name is None:
         if len(layout.stacks) > 1 and not first.whole:
             names = ", ".join(stack.module for stack in layout.stacks)
-            raise OptionError(
+            raise recipe.error(
                 f"the models have several stacks of layers ({names})",
-                where=recipe.path,
-                fix="put the slices under modules:, one entry for each",
+                "put the slices under modules:, one entry for each",
             )
         return [(stack, first) for stack in layout.stacks]
     known = {stack.module for stack in layout.stacks}
@@ -248,11 +245,7 @@ def _stack_modules(recipe: Recipe, layout: Layout) -> list[tuple[Stack, Module]]
             raise unknown(str(module.name), known, kind="module in these models", where=recipe.path)
         modules[stack.module] = module
     if left := sorted(known - modules.keys()):
-        raise OptionError(
-            f"the recipe has no rule for the module {left[0]}",
-            where=recipe.path,
-            fix=f"add {left[0]}: to modules",
-        )
+        raise recipe.error(f"the recipe has no rule for the module {left[0]}", f"add {left[0]}: to modules")
     return [(stack, modules[stack.module]) for stack in layout.stacks]
 
 
@@ -319,10 +312,8 @@ def _base_apart(
     required = recipe.kind.base == "required"
     if base is None:
         if required:
-            raise OptionError(
-                f"{recipe.method} needs a base",
-                where=recipe.path,
-                fix="add base_model: with the model they started from",
+            raise recipe.error(
+                f"{recipe.method} needs a base", "add base_model: with the model they started from"
             )
         return None
     listed = next((model for model in models if model.reference == base), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -24,41 +23,6 @@ _SAME = 0.005  # of the norm: more than rounding to bfloat16 moves weights
 Complain = Callable[[str, str, str], None]
 
 
-@dataclass(frozen=True)
-class Doubt:
-    """Why an adapter may not belong to a base.
-
-    Attributes:
-        what: as a sentence says it.
-        sure: whether weights show it, not names alone.
-    """
-
-    what: str
-    sure: bool
-
-
-def doubt(adapter: Adapter, base: Checkpoint) -> Doubt | None:
-    """Return what speaks against an adapter's base, None where nothing does.
-
-    The base that the adapter names is opened where it is a folder here; nothing is looked for on the hub.
-    Folders are called anything, so another name alone is no proof.
-    """
-    named = adapter.base_name
-    if not named:
-        return None
-    folder = Path(named).expanduser()
-    if folder.is_dir() and base.folder is not None:
-        if folder.resolve() == base.folder.resolve():
-            return None
-        likeness = _compare(folder, base)
-        if likeness is not None:
-            return _judged(named, base, *likeness)
-    name = PurePath(named).name
-    if name in _names(base):
-        return None
-    return Doubt(f"it says that it was trained on {named}, and it is added to {base.name}", sure=False)
-
-
 def refuse(what: str, where: str, fix: str) -> None:
     """Raise what is wrong with a model."""
     raise CheckpointError(what, where=where, fix=fix)
@@ -69,30 +33,34 @@ def check_adapter(
 ) -> None:
     """Refuse an adapter whose base has other weights than `base`; warn where only the names differ.
 
-    `complain` is less strict where a recipe is; `where` names the adapter as the user did.
+    The base that the adapter names is opened where it is a folder here; nothing is looked for on the hub.
+    Folders are called anything, so another name alone is no proof. `complain` is less strict where a recipe
+    is; `where` names the adapter as the user did.
     """
-    reason, where = doubt(adapter, base), where or adapter.name
-    if reason is None:
+    named, where = adapter.base_name, where or adapter.name
+    if not named:
         return
-    if reason.sure:
-        complain(reason.what, where, "add it to its own base, or take an adapter of this one")
-    else:
-        warnings.warn(f"{where}: {reason.what}", TransshipWarning, stacklevel=2)
-
-
-def _judged(named: str, base: Checkpoint, cosine: float, distance: float) -> Doubt | None:
+    folder, likeness = Path(named).expanduser(), None
+    if folder.is_dir() and base.folder is not None:
+        likeness = (1.0, 0.0) if folder.resolve() == base.folder.resolve() else _compare(folder, base)
+    if likeness is None:
+        if PurePath(named).name not in _names(base):
+            _warn(where, f"it says that it was trained on {named}, and it is added to {base.name}")
+        return
+    cosine, distance = likeness
     if distance < _SAME:
-        return None
-    if cosine < KINSHIP:
-        return Doubt(
-            f"it was trained on {named}, which is another model than {base.name} "
-            f"(cosine of matrices {cosine:.2f})",
-            sure=True,
-        )
-    return Doubt(
-        f"it was trained on {named}, whose weights are {100 * distance:.1f} % from those of {base.name}",
-        sure=False,
-    )
+        return
+    if cosine >= KINSHIP:
+        apart = f"{100 * distance:.1f} % from those of {base.name}"
+        _warn(where, f"it was trained on {named}, whose weights are {apart}")
+        return
+    other = f"another model than {base.name} (cosine of matrices {cosine:.2f})"
+    fix = "add it to its own base, or take an adapter of this one"
+    complain(f"it was trained on {named}, which is {other}", where, fix)
+
+
+def _warn(where: str, what: str) -> None:
+    warnings.warn(f"{where}: {what}", TransshipWarning, stacklevel=3)
 
 
 def _compare(folder: Path, base: Checkpoint) -> tuple[float, float] | None:

@@ -331,10 +331,8 @@ class _Rules:
         whose = f" for {model}" if model else ""
         appended = model is not None and model == self.recipe.base_model and self.recipe.kind.base == "input"
         fix = f"add parameters: {{{parameter}: …}}" + (", or remove base_model" if appended else "")
-        return OptionError(
-            f"{self.recipe.method} needs {parameter}{whose}, and no rule gives it for tensor '{name}'",
-            where=self.recipe.path,
-            fix=fix,
+        return self.recipe.error(
+            f"{self.recipe.method} needs {parameter}{whose}, and no rule gives it for tensor '{name}'", fix
         )
 
 

@@ -143,6 +143,10 @@ class Recipe:
         """Return whether models run on data before anything is written."""
         return issubclass(self.kind, LearnedMethod) or self.weights is not None or self.fits_heads
 
+    def error(self, what: str, fix: str) -> OptionError:
+        """Return the error about the recipe as a whole."""
+        return OptionError(what, where=self.path, fix=fix)
+
     def complain(self, what: str, where: str, fix: str) -> None:
         """Raise or warn that models do not belong together, as `compatibility` says."""
         if self.compatibility == "error":

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import transship as ts
 from transship.errors import OptionError
 from transship.registry import unknown
 from transship.verbs.merge.recipe.read.document import Block
 
-KINDS = ("text", "pair", "image", "array", "series", "vector")
 OBJECTIVES = ("outputs", "entropy", "agreement")
 _TOKENIZERS = ("union", "base")
 _DATA_TEXTS = ("path", "kind", "column", "label", "pair", "split", "split_column", "config")
@@ -276,10 +276,13 @@ class DataRule:
 
     def over(self, defaults: DataRule | None) -> DataRule:
         """Return this rule with what it does not say taken from `defaults`."""
-        if defaults is None:
-            return self
-        fields = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(defaults, **fields)
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return self if defaults is None else replace(defaults, **given)
+
+    def load(self, *, labelled: bool = False) -> ts.data.Dataset:
+        """Return the data, with its labels where they are asked for."""
+        names: dict[str, Any] = {name: getattr(self, name) for name in _DATA_TEXTS if name != "label"}
+        return ts.data.load(names.pop("path"), label=self.label if labelled else False, **names)
 
 
 @dataclass(frozen=True)
@@ -314,8 +317,8 @@ def read_data(parent: Block, *, path: bool = True) -> DataRule | None:
     rule = DataRule(**texts, inputs=value.count("inputs"), where=value.where())
     if path and rule.path is None:
         raise value.error("the data has no path", "add path: with a file, a name or a hub id")
-    if rule.kind is not None and rule.kind not in KINDS:
-        raise unknown(rule.kind, KINDS, kind="kind of data", where=value.where("kind"))
+    if rule.kind is not None and rule.kind not in ts.data.KINDS:
+        raise unknown(rule.kind, ts.data.KINDS, kind="kind of data", where=value.where("kind"))
     if rule.split is not None and rule.split.strip().lower() in ("test", "testing"):
         raise value.error(
             "a merge that has read the test inputs cannot be judged by them",

@@ -38,10 +38,9 @@ def learn(tensors: Tensors, opening: Mapping[str, Any] | None = None, progress: 
         raise TypeError(f"{plan.recipe.method} does not learn")
     for step in steps:
         if step.method != method or step.values != steps[0].values:
-            raise OptionError(
+            raise plan.recipe.error(
                 f"the parameters of {plan.recipe.method} differ between tensors, as in '{step.name}'",
-                where=plan.recipe.path,
-                fix="give one value for all tensors: what is learnt is learnt for the whole model",
+                "give one value for all tensors: what is learnt is learnt for the whole model",
             )
     models = recipe_models(tensors, opening, labelled=method.needs_labels)
     names = shared_names(models)

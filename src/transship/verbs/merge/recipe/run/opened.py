@@ -13,7 +13,6 @@ from transship.activations import FunctionalModel, LoadedModel, load_model, para
 from transship.activations.loading import require_in_memory
 from transship.checkpoints import Checkpoint
 from transship.checkpoints import open as open_checkpoint
-from transship.data import load
 from transship.errors import CheckpointError
 from transship.verbs.merge.maths.operands import Floats
 from transship.verbs.merge.maths.states import Vector
@@ -104,20 +103,9 @@ class RecipeModel:
         """Its inputs, and labels where they were asked for."""
         rule = self.plan.recipe.data_of(self.reference)
         assert rule is not None
-        assert rule.path is not None
-        data = load(
-            rule.path,
-            rule.kind,  # type: ignore[arg-type]  # checked by the reader of the recipe
-            column=rule.column,
-            label=rule.label if self.labelled else False,
-            pair=rule.pair,
-            split=rule.split,
-            split_column=rule.split_column,
-            config=rule.config,
-        )
         names = getattr(self.loaded.config, "id2label", None) or {}
         return task_rows(
-            data,
+            rule.load(labelled=self.labelled),
             None,
             None,
             label_names=[str(names[key]) for key in sorted(names, key=int)],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transship.checkpoints import TensorInfo, find_dtype, narrow, widen
-from transship.errors import CheckpointError, NumericalError, OptionError
+from transship.errors import CheckpointError, NumericalError
 from transship.numerics import chunks
 from transship.verbs.merge.maths.operands import CHUNK, Floats, Operands, Reader
 from transship.verbs.merge.recipe.plan.merge import MergePlan, RecipeOutput
@@ -204,10 +204,9 @@ class Tensors:
         if dtype in ("float32", "float64"):
             return None
         if step.method is not None and not step.method.parity:
-            raise OptionError(
+            raise recipe.error(
                 f"arithmetic: mergekit in {dtype} is not there for {recipe.method}",
-                where=recipe.path,
-                fix="set dtype: float32, or remove arithmetic",
+                "set dtype: float32, or remove arithmetic",
             )
 
         def rounded(values: Floats) -> Floats:
