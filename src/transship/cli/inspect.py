@@ -160,10 +160,11 @@ def _adapted(folder: Path) -> Page:
 
 
 def _fusion(folder: Path) -> Page:
-    from transship.verbs.merge.fusion.status import status, status_lines  # start-up: torch
+    from transship.verbs.merge.fusion.page import status_page  # start-up: torch
 
-    facts = status(folder)
-    return _artifact({"kind": "fusion", **facts}, status_lines(facts))
+    page = status_page(folder)
+    kind = Section("", [Facts({"kind": "fusion"}, shown=False)])
+    return dataclasses.replace(page, sections=[kind, *page.sections])
 
 
 # the file by which an artifact is known → what it says of itself; no arrays are read

@@ -18,7 +18,6 @@ from transship.cli.options import (
     memory_option,
     model_options,
     output_options,
-    print_json,
     seed_option,
     show,
 )
@@ -231,13 +230,12 @@ def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Dataset
     """Refuse a fine-tune that does not fit; leaving takes what joining does."""
     if allowed is None:
         return
-    from transship.verbs.merge.fusion.needs import adding_bytes  # start-up: torch
 
-    MemoryBudget.parse(allowed).require(adding_bytes(fusion, local_model(tuned), data), f"reading {tuned}")
+    MemoryBudget.parse(allowed).require(fusion.adding_bytes(local_model(tuned), data), f"reading {tuned}")
 
 
 def _change(out: Path, given: dict[str, Any], work: Callable[[Fusion], None]) -> None:
-    from transship.verbs.merge.fusion.state import read_about  # start-up: torch
+    from transship.verbs.merge.fusion.folder import read_about  # start-up: torch
 
     read_about(out)
     if given["report"] is not None:
@@ -256,13 +254,9 @@ def _change(out: Path, given: dict[str, Any], work: Callable[[Fusion], None]) ->
 
 
 def _show_status(out: Path, as_json: bool) -> None:
-    from transship.verbs.merge.fusion.status import status, status_lines  # start-up: torch
+    from transship.verbs.merge.fusion.page import status_page  # start-up: torch
 
-    facts = status(out)
-    if as_json:
-        print_json(facts)
-    else:
-        click.echo("\n".join(status_lines(facts)))
+    show(status_page(out), as_json=as_json)
 
 
 def _full(reference: str) -> str:

@@ -197,7 +197,8 @@ class Bench:
             inputs = self._drawn(arrival, self.options["inputs"]) if reads else None
             models.append(JointTask(came.update, came.model.over(inputs)))
         seed = self.context.seed("merge") % 2**31
-        update = merge_updates_of(origin.backbone, models, method, options=options, seed=seed)
+        settled = origin.backbone(models[0].change)
+        update = merge_updates_of(settled, models, method, options=options, seed=seed)
         base = self.base.state_dict()
         merged = {**base, **{name: base[name].cpu() + one.cpu() for name, one in update.items()}}
         body = self._running(merged)

@@ -125,8 +125,9 @@ class Bench:
         came = [origin.admit(self._tuned(task), task) for task in self.tasks]
         models = [JointTask(one.update, one.model) for one in came]
         seed = self.context.seed("merge") % 2**31
-        update = merge_updates_of(origin.backbone, models, method, options=options, seed=seed)
-        return {name: tensor + update[name] for name, tensor in origin.backbone.items()}
+        base = origin.backbone(models[0].change)
+        update = merge_updates_of(base, models, method, options=options, seed=seed)
+        return {name: tensor + update[name] for name, tensor in base.items()}
 
     def _scores(self, weights: Mapping[str, Mapping[str, Tensor]]) -> Iterator[Measurement]:
         """Yield the score of every task under its weights, and their mean."""

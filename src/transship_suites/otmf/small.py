@@ -35,7 +35,7 @@ from transship_suites.runner import Case, Context, Measurement
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from transship.verbs.merge.fusion.evaluate import Quality
+    from transship.verbs.merge.fusion.measure import Quality
     from transship.verbs.merge.tasks.heads import LinearHead
     from transship_suites.materials.training import Task
     from transship_suites.otmf.trajectory import Arrival, View

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transship.verbs.merge.fusion.evaluate import Quality, StepReport, quality, shift
+from transship.verbs.merge.fusion.measure import Quality, StepReport, quality, shift
 from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, accuracy, carry
 from transship_suites.materials.bodies import wide
 from transship_suites.materials.training import encode

@@ -14,7 +14,7 @@ TWENTY = """
 import json, sys, torch, transformers
 from pathlib import Path
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.measure import PeakMemory
+from transship.verbs.merge.fusion.measure import StepCost
 transformers.logging.set_verbosity_error()
 place, method, options, heads = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4].split()
 torch.manual_seed(0)
@@ -33,13 +33,13 @@ for number in range(20):
     tuned.save_pretrained(place / f"task-{number}")
     del tuned
     inputs = torch.randn(24, 3, 16, 16).numpy()
-    with PeakMemory() as reading:
+    with StepCost() as reading:
         fusion = Fusion.load(place / "out")
     fusion.add(place / f"task-{number}", inputs, labels=[0, 1] * 12, test=(inputs, [0] * 24))
-    with PeakMemory() as writing:
+    with StepCost() as writing:
         fusion.save(place / "out", force=True)
     step = fusion.history[-1].memory
-    print(step, max(reading.peak, step, writing.peak), flush=True)
+    print(step, max(reading.memory, step, writing.memory), flush=True)
     del fusion
 """
 

@@ -1,7 +1,7 @@
 """Joint merges of models in memory, by any method that a recipe can name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,36 +73,40 @@ def merge_updates_of(
     kind = recipe_method(method)
     if kind is None:
         raise unknown(method, recipe_methods(), kind="merge_method", where="joint")
-    given = dict(options or {})
-    made: Any = kind(**given)
-    each = {name: [getattr(made, name)] * len(models) for name in kind.per_model} | dict(values or {})
-    if isinstance(made, LearnedMethod):
-        return made.learn(Joint(base, models, each, seed))
-    updates = [model.update() for model in models]
-    apart = kind.base != "input"
+    chosen = kind(**(options or {}))
+    each = {name: [getattr(chosen, name)] * len(models) for name in kind.per_model} | dict(values or {})
+    if isinstance(chosen, LearnedMethod):
+        return chosen.learn(Joint(base, models, each, seed))
+    operands = [_operands(name, base, models, each, seed, apart=kind.base != "input") for name in base]
+    survey = chosen.survey(lambda: iter(operands)) if chosen.wants_survey else None
+    update = {}
+    for part in operands:
+        merged = [np.array(values) for values in chosen.merge(replace(part, survey=survey))]
+        whole = np.concatenate(merged) if merged else np.empty(0, np.float32)
+        update[part.name] = torch.from_numpy(whole).reshape(part.shape) - base[part.name]
+    return update
 
-    def operands(name: str) -> Operands:
-        origin = base[name].numpy().reshape(-1)
-        flat = [origin + update[name].numpy().reshape(-1) for update in updates]
-        return Operands(
-            name=name,
-            shape=tuple(base[name].shape),
-            models=[_reader(array) for array in flat],
-            base=_reader(origin) if apart else None,
-            values=each,
-            labels=[model.name for model in models],
-            seed=seed,
-            survey=survey,
-        )
 
-    survey: Any = None
-    survey = made.survey(lambda: (operands(name) for name in base)) if made.wants_survey else None
-    found = {}
-    for name, tensor in base.items():
-        parts = [np.array(part) for part in made.merge(operands(name))]
-        whole = np.concatenate(parts) if parts else np.empty(0, np.float32)
-        found[name] = torch.from_numpy(whole).reshape(tensor.shape) - tensor
-    return found
+def _operands(
+    name: str,
+    base: Mapping[str, Tensor],
+    models: Sequence[JointTask],
+    values: Mapping[str, Sequence[float]],
+    seed: int,
+    *,
+    apart: bool,
+) -> Operands:
+    """Return one tensor of all models, and of the base where it is treated apart."""
+    origin = base[name].numpy().reshape(-1)
+    return Operands(
+        name=name,
+        shape=tuple(base[name].shape),
+        models=[_reader(origin + model.change[name].numpy().reshape(-1)) for model in models],
+        base=_reader(origin) if apart else None,
+        values=values,
+        labels=[model.name for model in models],
+        seed=seed,
+    )
 
 
 def _reader(array: Any) -> Any:
@@ -139,9 +143,11 @@ def joint(
         preprocess: raw inputs → what the module takes.
     """
     origin = ModuleOrigin(base, features=features, head=head, preprocess=preprocess)
+    names: tuple[str, ...] = ()
     models = []
     for name, given in tuned.items():
-        arrival = origin.admit(given, name)
+        arrival = origin.admit(given, name, names)
+        names = tuple(arrival.update)
         inputs = (data or {}).get(name)
         classes = (labels or {}).get(name)
         models.append(
@@ -151,4 +157,4 @@ def joint(
                 None if classes is None else torch.as_tensor(np.asarray(classes)),
             )
         )
-    return merge_updates_of(origin.backbone, models, method, options=options, values=values, seed=seed)
+    return merge_updates_of(origin.backbone(names), models, method, options=options, values=values, seed=seed)

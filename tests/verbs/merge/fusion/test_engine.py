@@ -10,7 +10,7 @@ from torch import nn
 from transship.errors import CheckpointError, DataError, NumericalError, OptionError
 from transship.registry import method_names
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.evaluate import StepReport, quality, shift, summary
+from transship.verbs.merge.fusion.measure import StepReport, quality, shift, summary
 from transship.verbs.merge.maths.states import norm
 
 
@@ -111,21 +111,19 @@ def test_strength_by_norm_gives_the_mean_length(toy: Any):
     for number in range(3):
         toy.join(fusion, number)
     mean = sum(task.norm for task in fusion.tasks) / 3
-    size = norm({name: tensor - fusion.origin.backbone[name] for name, tensor in fusion.parameters.items()})
+    size = norm({name: tensor - fusion.backbone[name] for name, tensor in fusion.parameters.items()})
     assert size == pytest.approx(mean, rel=1e-4)
     assert fusion.strength > 1
 
 
 def test_strength_by_validation_is_no_worse_than_one_on_held_out_rows(toy: Any):
-    from transship.verbs.merge.fusion.refresh import STRENGTHS, _agreement, scaled
+    from transship.verbs.merge.fusion.refresh import STRENGTHS, agreement, scaled
 
     fusion = Fusion(toy.base, "average", heads="carried", strength="validation", keep_inputs=90)
     for number in range(3):
         toy.join(fusion, number)
     scores = {
-        strength: _agreement(
-            scaled(fusion.origin.backbone, fusion.vector, strength), fusion.tasks, fusion.fitting
-        )
+        strength: agreement(scaled(fusion.backbone, fusion.vector, strength), fusion.tasks, fusion.choices)
         for strength in STRENGTHS
     }
     assert scores[fusion.strength] == max(scores.values())

@@ -148,7 +148,7 @@ def test_the_last_head_is_tuned_too_on_request(toy: Any):
 def test_tuned_heads_see_a_quarter_of_the_labels(toy: Any):
     fusion = Fusion(toy.base, "average", heads="tuned", keep_inputs=None)
     toy.join(fusion, 0)
-    kept = fusion.tasks[0].keeper()
+    kept = fusion.tasks[0].store.kept()
     assert kept is not None
     assert kept.labels is not None
     assert (len(kept), len(kept.labels)) == (160, 40)
@@ -167,7 +167,7 @@ def test_carried_once_stays_and_carried_follows_the_backbone(toy: Any):
 def test_no_labels_are_kept_unless_heads_are_tuned(toy: Any):
     fusion = Fusion(toy.base, "average", heads="carried", keep_inputs=None)
     toy.join(fusion, 0)
-    kept = fusion.tasks[0].keeper()
+    kept = fusion.tasks[0].store.kept()
     assert kept is not None
     assert kept.labels is None
 

@@ -1,14 +1,14 @@
 """Memory: what is stated is what is taken."""
 
 import ctypes
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.measure import PeakMemory, anonymous_memory
+from transship.verbs.merge.fusion.measure import StepCost, anonymous_memory
+from transship.verbs.merge.fusion.steps import plan_add
 
 MB = 1_000_000
 WIDTH = 1500
@@ -31,27 +31,32 @@ def test_otmf_takes_the_memory_that_it_states(granularity: str, copies: int):
         {name: t + 0.001 * torch.randn(t.shape) for name, t in base.state_dict().items()} for _ in range(2)
     ]
     fusion.add(tuned[0], inputs, name="one")
-    step = fusion._step(fusion.origin.admit(tuned[1], "two"), _rows(inputs), joins=True)
-    stated = fusion.method.memory({name: t.shape for name, t in fusion.origin.backbone.items()})
+    step = plan_add(
+        fusion.fused,
+        fusion.origin,
+        fusion.choices,
+        tuned[1],
+        inputs,
+        name="two",
+        labels=None,
+        test=None,
+        inputs=None,
+        test_rows=None,
+    )
+    stated = fusion.method.memory({name: t.shape for name, t in fusion.backbone.items()})
     assert copies * size <= stated <= (copies + 0.1) * size
     ctypes.CDLL(None).malloc_trim(0)  # what earlier tests freed would be used again, and not be seen
     before = anonymous_memory()
-    with PeakMemory() as memory:
-        fusion.method.add(fusion.state, step)
-    taken = memory.peak - before
+    with StepCost() as cost:
+        fusion.method.add(fusion.state, step.arrival)
+    taken = cost.memory - before
     # beside what is stated: one tensor at work, and the sampling's granularity
     assert 0.5 * stated <= taken <= stated + 2 * size + 12 * MB, (taken / size, stated / size)
 
 
-def _rows(inputs: torch.Tensor) -> Any:
-    from transship.verbs.merge.tasks.rows import TaskRows
-
-    return TaskRows(inputs)
-
-
 def test_peak_memory_sees_an_array_that_has_gone():
     ctypes.CDLL(None).malloc_trim(0)
-    with PeakMemory() as memory:
+    with StepCost() as cost:
         before = anonymous_memory()
         torch.ones(20_000_000).add_(1.0).sum()
-    assert memory.peak - before > 60 * MB
+    assert cost.memory - before > 60 * MB

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.inputs import read_kept, write_kept
+from transship.verbs.merge.fusion.store import read_kept, write_kept
 from transship.verbs.merge.fusion.task import Kept
 from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry, polish
 
@@ -39,7 +39,7 @@ def joined(toy: Any, fusion: Fusion, tasks: int = 2) -> Fusion:
 def test_the_fine_tune_answers_for_the_kept_rows_only(toy: Any, counted: Counted):
     fusion = joined(toy, Fusion(counted, "average", heads="carried", keep_inputs=40), tasks=1)
     assert counted.rows == 40 + 40  # its own model and the merged one
-    kept = fusion.tasks[0].keeper()
+    kept = fusion.tasks[0].store.kept()
     assert kept is not None
     tuned = toy._encoder()
     tuned.load_state_dict({name: toy.tuned[0][name] for name in tuned.state_dict()})
@@ -94,7 +94,7 @@ def test_a_polished_head_starts_from_the_carried_one_whether_or_not_that_is_aske
     )
     polished = both.head("task-0", "carried-polished").weight
     assert torch.equal(polished, alone.head("task-0").weight)
-    kept = both.tasks[0].keeper()
+    kept = both.tasks[0].store.kept()
     assert kept is not None
     assert kept.outputs is not None
     carried, features = both.head("task-0", "carried"), both.features("task-0", kept.inputs)

@@ -19,7 +19,7 @@ from transship.atomic import locked
 from transship.cli import group
 from transship.errors import OutputError, TransshipError
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.fusion.state import kept_bytes
+from transship.verbs.merge.fusion.folder import kept_bytes
 
 TREE = ("config.json", "fusion.json", "model.safetensors", "state", "heads", "tasks")
 
@@ -113,7 +113,7 @@ def test_nothing_of_the_inputs_is_on_disk_unless_allowed(bert: Path, tmp_path: P
 def test_kept_inputs_come_back_as_they_were(kind: str, tmp_path: Path):
     from PIL import Image
 
-    from transship.verbs.merge.fusion.inputs import read_kept, write_kept
+    from transship.verbs.merge.fusion.store import read_kept, write_kept
     from transship.verbs.merge.fusion.task import Kept
 
     random = np.random.default_rng(0)
@@ -376,7 +376,8 @@ def test_an_adapter_with_a_head_of_its_own_joins_as_a_task(bert: Path, tmp_path:
     out = tmp_path / "out"
     run("start", out, "--base", bert / "base", "--method", "average", "--heads", "own")
     text = run("add", out, tmp_path / "adapter", "--data", bert / "data-1.jsonl")
-    assert "adapter: 3 classes" in text
+    row = next(line for line in text.splitlines() if line.startswith("adapter "))
+    assert row.split()[1] == "3"
     task = transformers.AutoModelForSequenceClassification.from_pretrained(out / "tasks" / "adapter")
     merged = wrapped.merge_and_unload().state_dict()
     for name, tensor in task.state_dict().items():

@@ -26,7 +26,7 @@ def test_entropy_is_zero_when_sure_and_the_logarithm_of_the_classes_when_not():
 @pytest.mark.parametrize("per", ["task", "tensor"])
 def test_without_steps_adamerging_is_task_arithmetic(tasks: Tasks, origin: ModuleOrigin, per: str):
     found = merge_updates_of(
-        origin.backbone, list(tasks.values()), "adamerging", options={"steps": 0, "per": per}
+        origin.weights, list(tasks.values()), "adamerging", options={"steps": 0, "per": per}
     )
     for name, change in found.items():
         expected = 0.3 * sum(task.update()[name] for task in tasks.values())
@@ -40,11 +40,11 @@ def test_one_step_is_adam_on_the_derivative_of_the_summed_entropy(
     """The whole loss in one graph: Adam's first step moves every coefficient by the rate against its sign."""
     chosen = list(tasks.values())
     updates = [task.update() for task in chosen]
-    names = [""] if per == "task" else list(origin.backbone)
+    names = [""] if per == "task" else list(origin.weights)
     values = {name: torch.full((3,), 0.3, requires_grad=True) for name in names}
     backbone = {
         name: tensor + sum(values[name if per == "tensor" else ""][k] * updates[k][name] for k in range(3))
-        for name, tensor in origin.backbone.items()
+        for name, tensor in origin.weights.items()
     }
     loss = torch.zeros(())
     for task in chosen:
@@ -52,7 +52,7 @@ def test_one_step_is_adam_on_the_derivative_of_the_summed_entropy(
         loss = loss + entropy(seen.read(backbone, seen.batch(range(seen.count))).outputs)
     slopes = dict(zip(names, torch.autograd.grad(loss, list(values.values())), strict=True))
     method = Adamerging(steps=1, learning_rate=0.01, batch_size=40, per=per)
-    merged, losses = method.mix(origin.backbone, updates, [task.view() for task in chosen])
+    merged, losses = method.mix(origin.weights, updates, [task.view() for task in chosen])
     assert losses == [pytest.approx(float(loss.detach()), rel=1e-5)]
     for name, change in merged.items():
         factors = 0.3 - 0.01 * slopes[name if per == "tensor" else ""].sign()
@@ -65,7 +65,7 @@ def test_adamerging_lowers_the_entropy_it_is_about(tasks: Tasks, origin: ModuleO
     chosen = list(tasks.values())
     method = Adamerging(steps=60, learning_rate=0.05, batch_size=40, per=per)
     updates, views = [task.update() for task in chosen], [task.view() for task in chosen]
-    _, losses = method.mix(origin.backbone, updates, views)
+    _, losses = method.mix(origin.weights, updates, views)
     assert losses[-1] < losses[0] - 0.05
 
 
@@ -75,10 +75,10 @@ def test_concrete_lowers_the_entropy_and_its_final_mask_is_fixed_by_the_seed(
     chosen = list(tasks.values())
     updates, views = [task.update() for task in chosen], [task.view() for task in chosen]
     method = Concrete(steps=150, learning_rate=0.1, batch_size=40)
-    merged, losses = method.mix(origin.backbone, updates, views)
+    merged, losses = method.mix(origin.weights, updates, views)
     assert sum(losses[-30:]) < sum(losses[:30])
-    again, _ = method.mix(origin.backbone, updates, views)
-    other, _ = method.mix(origin.backbone, updates, views, seed=1)
+    again, _ = method.mix(origin.weights, updates, views)
+    other, _ = method.mix(origin.weights, updates, views, seed=1)
     for name, change in merged.items():
         assert torch.equal(change, again[name])
         assert not torch.equal(change, other[name])
@@ -94,9 +94,9 @@ def test_one_step_of_concrete_is_adam_on_the_derivative_through_the_drawn_mask(
     chosen = list(tasks.values())
     updates = [task.update() for task in chosen]
     generator = torch.Generator().manual_seed(derive_seed(0, "concrete"))
-    logits = {name: torch.zeros_like(tensor, requires_grad=True) for name, tensor in origin.backbone.items()}
+    logits = {name: torch.zeros_like(tensor, requires_grad=True) for name, tensor in origin.weights.items()}
     backbone = {}
-    for name, tensor in origin.backbone.items():
+    for name, tensor in origin.weights.items():
         chance = torch.rand(tensor.shape, generator=generator).clamp(1e-6, 1 - 1e-6)
         mask = torch.sigmoid((torch.logit(chance) + logits[name]) / 0.5)
         backbone[name] = tensor + 0.3 * mask / mask.mean() * sum(update[name] for update in updates)
@@ -106,7 +106,7 @@ def test_one_step_of_concrete_is_adam_on_the_derivative_through_the_drawn_mask(
         loss = loss + entropy(seen.read(backbone, seen.batch(range(seen.count))).outputs)
     slopes = dict(zip(logits, torch.autograd.grad(loss, list(logits.values())), strict=True))
     views = [task.view() for task in chosen]
-    merged, losses = Concrete(steps=1, learning_rate=0.01, batch_size=40).mix(origin.backbone, updates, views)
+    merged, losses = Concrete(steps=1, learning_rate=0.01, batch_size=40).mix(origin.weights, updates, views)
     assert losses == [pytest.approx(float(loss.detach()), rel=1e-5)]
     for name, slope in slopes.items():
         steep = slope.abs() > 1e-5  # elsewhere rounding decides the sign
@@ -133,7 +133,7 @@ def test_continual_forms_learn_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
     steps = [
         Arrival(
             number=number,
-            base=origin.backbone,
+            base=origin.weights,
             update=tasks[name].update(),
             incoming=tasks[name].view(),
             previous=tasks["a"].view() if number > 1 else None,
@@ -142,13 +142,13 @@ def test_continual_forms_learn_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
     ]
     for method in (Adamerging(steps=3, per="task"), Concrete(steps=3)):
         state = method.first(steps[0])
-        assert torch.equal(method.merged(state, origin.backbone)["scale"], tasks["a"].update()["scale"])
-        both = method.merged(method.add(state, steps[1]), origin.backbone)
-        assert torch.equal(method.merged(state, origin.backbone)["scale"], tasks["a"].update()["scale"])
+        assert torch.equal(method.merged(state, origin.weights)["scale"], tasks["a"].update()["scale"])
+        both = method.merged(method.add(state, steps[1]), origin.weights)
+        assert torch.equal(method.merged(state, origin.weights)["scale"], tasks["a"].update()["scale"])
         pair = [tasks["a"], tasks["b"]]
         name = type(method).__name__.lower()
         options = {"steps": 3, "per": "task"} if name == "adamerging" else {"steps": 3}
-        expected = merge_updates_of(origin.backbone, pair, name, options=options)
+        expected = merge_updates_of(origin.weights, pair, name, options=options)
         for key, change in expected.items():
             torch.testing.assert_close(both[key], change)
 

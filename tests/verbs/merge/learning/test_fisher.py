@@ -79,14 +79,14 @@ def test_the_merge_is_the_weighted_mean_of_the_equation(
     tasks: Tasks, origin: ModuleOrigin, weights_of: Weights
 ):
     found = merge_updates_of(
-        origin.backbone, list(tasks.values()), "fisher", values={"weight": [2.0, 1.0, 0.5]}
+        origin.weights, list(tasks.values()), "fisher", values={"weight": [2.0, 1.0, 0.5]}
     )
     above = below = 0
     for name, share in zip("abc", (2.0, 1.0, 0.5), strict=True):
         information = Fisher().information(tasks[name].view(), weights_of(name))
         scaled = share * (information["scale"] / norm(information) + 1e-6)
         above, below = above + scaled * weights_of(name)["scale"], below + scaled
-    torch.testing.assert_close(origin.backbone["scale"] + found["scale"], above / below, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(origin.weights["scale"] + found["scale"], above / below, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_no_prediction_hangs_on_are_averaged(
@@ -104,18 +104,18 @@ def test_continual_fisher_is_joint_fisher_in_every_order_and_remove_undoes_add(
 ):
     def step(name: str, number: int) -> Arrival:
         task = tasks[name]
-        return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.view())
+        return Arrival(number=number, base=origin.weights, update=task.update(), incoming=task.view())
 
     method = Fisher(inputs=40)
-    expected = merge_updates_of(origin.backbone, list(tasks.values()), "fisher")
+    expected = merge_updates_of(origin.weights, list(tasks.values()), "fisher")
     for order in itertools.permutations("abc"):
         state = method.first(step(order[0], 1))
         for number, name in enumerate(order[1:], 2):
             state = method.add(state, step(name, number))
-        found = method.merged(state, origin.backbone)
+        found = method.merged(state, origin.weights)
         assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-5
-    back = method.merged(method.remove(state, step("b", 3)), origin.backbone)
-    without = merge_updates_of(origin.backbone, [tasks["a"], tasks["c"]], "fisher")
+    back = method.merged(method.remove(state, step("b", 3)), origin.weights)
+    without = merge_updates_of(origin.weights, [tasks["a"], tasks["c"]], "fisher")
     assert max(float((back[name] - without[name]).abs().max()) for name in without) < 1e-4
 
 

@@ -16,12 +16,12 @@ Tasks = dict[str, JointTask]
 
 def test_plain_methods_are_those_of_recipes(tasks: Tasks, origin: ModuleOrigin):
     chosen = list(tasks.values())
-    average = merge_updates_of(origin.backbone, chosen, "linear")
-    arithmetic = merge_updates_of(origin.backbone, chosen, "task_arithmetic", options={"weight": 0.3})
+    average = merge_updates_of(origin.weights, chosen, "linear")
+    arithmetic = merge_updates_of(origin.weights, chosen, "task_arithmetic", options={"weight": 0.3})
     trimmed = merge_updates_of(
-        origin.backbone, chosen, "ties", options={"weight": 1.0, "density": 0.5, "trim": "global"}
+        origin.weights, chosen, "ties", options={"weight": 1.0, "density": 0.5, "trim": "global"}
     )
-    for name in origin.backbone:
+    for name in origin.weights:
         total = sum(task.update()[name] for task in chosen)
         torch.testing.assert_close(average[name], total / 3, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(arithmetic[name], 0.3 * total, rtol=1e-4, atol=1e-6)
@@ -31,7 +31,7 @@ def test_plain_methods_are_those_of_recipes(tasks: Tasks, origin: ModuleOrigin):
 
 def test_tsvm_is_the_dense_formula_and_its_bases_are_orthonormal(tasks: Tasks, origin: ModuleOrigin):
     chosen = list(tasks.values())
-    found = merge_updates_of(origin.backbone, chosen, "tsvm")
+    found = merge_updates_of(origin.weights, chosen, "tsvm")
     name = "layers.0.left.weight"  # [7, 5], three models: one triplet of each
     us, ss, vs = [], [], []
     for task in chosen:
@@ -53,7 +53,7 @@ def test_tsvm_is_the_dense_formula_and_its_bases_are_orthonormal(tasks: Tasks, o
 
 
 def test_tsvm_of_one_model_is_that_model(tasks: Tasks, origin: ModuleOrigin):
-    found = merge_updates_of(origin.backbone, [tasks["a"]], "tsvm")
+    found = merge_updates_of(origin.weights, [tasks["a"]], "tsvm")
     for name, change in tasks["a"].update().items():
         torch.testing.assert_close(found[name], change, rtol=1e-4, atol=1e-5)
 
@@ -62,17 +62,17 @@ def test_otmf_without_iterations_is_the_running_mean_or_the_mix_in_the_given_ord
     tasks: Tasks, origin: ModuleOrigin
 ):
     chosen = list(tasks.values())
-    mean = merge_updates_of(origin.backbone, chosen, "otmf", options={"iterations": 0, "alpha": "running"})
-    mix = merge_updates_of(origin.backbone, chosen, "otmf", options={"iterations": 0})
-    for name in origin.backbone:
+    mean = merge_updates_of(origin.weights, chosen, "otmf", options={"iterations": 0, "alpha": "running"})
+    mix = merge_updates_of(origin.weights, chosen, "otmf", options={"iterations": 0})
+    for name in origin.weights:
         a, b, c = (task.update()[name] for task in chosen)
         torch.testing.assert_close(mean[name], (a + b + c) / 3, rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(mix[name], 0.8 * (0.8 * a + 0.2 * b) + 0.2 * c, rtol=1e-4, atol=1e-6)
 
 
 def test_otmf_folds_the_continual_method(tasks: Tasks, origin: ModuleOrigin):
-    found = merge_updates_of(origin.backbone, list(tasks.values()), "otmf", options={"iterations": 4})
-    plain = merge_updates_of(origin.backbone, list(tasks.values()), "otmf", options={"iterations": 0})
+    found = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 4})
+    plain = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 0})
     assert any(not torch.equal(found[name], plain[name]) for name in found)
 
 

@@ -22,7 +22,7 @@ Weights = Callable[[str], dict[str, Tensor]]
 
 
 def step(origin: ModuleOrigin, task: JointTask, number: int = 1) -> Arrival:
-    return Arrival(number=number, base=origin.backbone, update=task.update(), incoming=task.view())
+    return Arrival(number=number, base=origin.weights, update=task.update(), incoming=task.view())
 
 
 def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
@@ -81,7 +81,7 @@ def test_the_shrunk_solution_is_the_dense_formula(
 
 def test_one_model_alone_stays_what_it_is(tasks: Tasks, origin: ModuleOrigin):
     for method in ("regmean", "regmean++"):
-        found = merge_updates_of(origin.backbone, [tasks["b"]], method)
+        found = merge_updates_of(origin.weights, [tasks["b"]], method)
         assert largest_difference(found, tasks["b"].update()) < 1e-5
 
 
@@ -102,13 +102,13 @@ def test_an_input_that_no_task_uses_is_averaged_and_not_zeroed(
 
 
 def test_continual_regmean_is_joint_regmean_in_every_order(tasks: Tasks, origin: ModuleOrigin):
-    expected = merge_updates_of(origin.backbone, list(tasks.values()), "regmean")
+    expected = merge_updates_of(origin.weights, list(tasks.values()), "regmean")
     for order in itertools.permutations("abc"):
         method = Regmean()
         state = method.first(step(origin, tasks[order[0]]))
         for number, name in enumerate(order[1:], 2):
             state = method.add(state, step(origin, tasks[name], number))
-        assert largest_difference(method.merged(state, origin.backbone), expected) < 1e-5
+        assert largest_difference(method.merged(state, origin.weights), expected) < 1e-5
 
 
 def test_remove_undoes_add_and_the_state_keeps_its_size(tasks: Tasks, origin: ModuleOrigin):
@@ -117,22 +117,22 @@ def test_remove_undoes_add_and_the_state_keeps_its_size(tasks: Tasks, origin: Mo
     both = method.add(first, step(origin, tasks["b"], 2))
     three = method.add(both, step(origin, tasks["c"], 3))
     back = method.remove(three, step(origin, tasks["b"], 3))
-    expected = merge_updates_of(origin.backbone, [tasks["a"], tasks["c"]], "regmean")
-    assert largest_difference(method.merged(back, origin.backbone), expected) < 1e-5
+    expected = merge_updates_of(origin.weights, [tasks["a"], tasks["c"]], "regmean")
+    assert largest_difference(method.merged(back, origin.weights), expected) < 1e-5
     sizes = [
         sum(one.numel() for group in state.values() for one in group.values())
         for state in (first, three, back)
     ]
     assert len(set(sizes)) == 1
     alone = method.remove(method.remove(back, step(origin, tasks["c"], 2)), step(origin, tasks["a"], 1))
-    assert all(not change.any() for change in method.merged(alone, origin.backbone).values())
+    assert all(not change.any() for change in method.merged(alone, origin.weights).values())
 
 
 def test_regmean_plus_plus_differs_from_regmean_above_the_first_layer_only(
     tasks: Tasks, origin: ModuleOrigin
 ):
-    plain = merge_updates_of(origin.backbone, list(tasks.values()), "regmean")
-    refined = merge_updates_of(origin.backbone, list(tasks.values()), "regmean++")
+    plain = merge_updates_of(origin.weights, list(tasks.values()), "regmean")
+    refined = merge_updates_of(origin.weights, list(tasks.values()), "regmean++")
     assert plain.keys() == refined.keys()
     for name in plain:
         same = float((plain[name] - refined[name]).abs().max()) < 1e-5
@@ -142,12 +142,12 @@ def test_regmean_plus_plus_differs_from_regmean_above_the_first_layer_only(
 def test_regmean_plus_plus_takes_the_grams_under_the_merged_layers_below(
     tasks: Tasks, origin: ModuleOrigin, inputs: dict[str, Tensor], weights_of: Weights
 ):
-    refined = merge_updates_of(origin.backbone, list(tasks.values()), "regmean++", options={"ridge": 0.0})
+    refined = merge_updates_of(origin.weights, list(tasks.values()), "regmean++", options={"ridge": 0.0})
     name = "layers.1.right.weight"
     left = right = 0
     for task in "abc":
         lower = {
-            key: origin.backbone[key] + refined[key] if key.startswith("layers.0") else value
+            key: origin.weights[key] + refined[key] if key.startswith("layers.0") else value
             for key, value in weights_of(task).items()
         }
         gram = input_grams(tasks[task].view(), lower)["layers.1.left.weight|layers.1.right.weight"][:5, :5]
@@ -157,7 +157,7 @@ def test_regmean_plus_plus_takes_the_grams_under_the_merged_layers_below(
 
 
 def test_layers_are_found_in_the_order_in_which_an_input_passes_them(tasks: Tasks, origin: ModuleOrigin):
-    order = forward_order(tasks["a"].view(), origin.backbone)
+    order = forward_order(tasks["a"].view(), origin.weights)
     assert [layer for layer, _ in order] == ["layers.0.", "layers.1."]
     assert order[0][1] == ["layers.0.left.weight", "layers.0.right.weight", "layers.0.out.weight"]
 
@@ -190,9 +190,9 @@ def test_transposed_maps_are_solved_in_their_own_orientation():
 
 
 def test_weights_count_models_more_than_once(tasks: Tasks, origin: ModuleOrigin):
-    twice = merge_updates_of(origin.backbone, [tasks["a"], tasks["a"], tasks["b"]], "regmean")
+    twice = merge_updates_of(origin.weights, [tasks["a"], tasks["a"], tasks["b"]], "regmean")
     weighted = merge_updates_of(
-        origin.backbone, [tasks["a"], tasks["b"]], "regmean", values={"weight": [2.0, 1.0]}
+        origin.weights, [tasks["a"], tasks["b"]], "regmean", values={"weight": [2.0, 1.0]}
     )
     assert largest_difference(twice, weighted) < 1e-5
 

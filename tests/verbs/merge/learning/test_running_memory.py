@@ -12,7 +12,7 @@ import torch
 
 from transship.checkpoints.footprint import Footprint
 from transship.verbs.merge.api import merge
-from transship.verbs.merge.fusion.measure import PeakMemory, anonymous_memory
+from transship.verbs.merge.fusion.measure import StepCost, anonymous_memory
 from transship.verbs.merge.plan import plan
 from transship.verbs.merge.recipe.plan.footprint import most_tokens
 from transship.verbs.merge.recipe.plan.merge import MergePlan
@@ -58,9 +58,9 @@ def taken(given: dict[str, Any]) -> int:
     ready = merge(given)
     ctypes.CDLL(None).malloc_trim(0)  # what was freed would be used again, and not be seen
     before = anonymous_memory()
-    with PeakMemory() as memory:
+    with StepCost() as cost:
         ready.learnt()
-    return memory.peak - before
+    return cost.memory - before
 
 
 @pytest.mark.parametrize(("method", "more"), [("otmf", {"iterations": 2}), ("regmean", {})])

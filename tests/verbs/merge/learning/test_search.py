@@ -28,7 +28,7 @@ class Model:
         return self.task.name
 
     def weights(self) -> Vector:
-        return {name: self.origin.backbone[name] + change for name, change in self.task.update().items()}
+        return {name: self.origin.weights[name] + change for name, change in self.task.update().items()}
 
     def view(self) -> TaskView:
         return self.task.view()
@@ -39,7 +39,7 @@ def arithmetic(origin: ModuleOrigin, tasks: list[JointTask], start: float):
         return {
             name: tensor
             + sum(start * factor * task.update()[name] for factor, task in zip(factors, tasks, strict=True))
-            for name, tensor in origin.backbone.items()
+            for name, tensor in origin.weights.items()
         }
 
     return trial
@@ -98,14 +98,14 @@ def test_models_without_a_head_are_compared_by_their_features(
     bare = {key: value for key, value in fine_tunes["a"].items() if not key.startswith("head.")}
     arrival = origin.admit(bare, "bare")
     task = JointTask(arrival.update, arrival.model.over(inputs["a"]))
-    assert answers_of(task.view(), origin.backbone).kind == "features"
+    assert answers_of(task.view(), origin.weights).kind == "features"
     found = Search([Model(origin, task)], arithmetic(origin, [task], 1 / 1.5)).run()
     assert found.factors[0] == pytest.approx(1.5)
 
 
 def test_answers_that_are_no_numbers_stop_the_search(tasks: Tasks, origin: ModuleOrigin):
     def broken(factors: Factors) -> Vector:
-        return {name: tensor * float("nan") for name, tensor in origin.backbone.items()}
+        return {name: tensor * float("nan") for name, tensor in origin.weights.items()}
 
     with pytest.raises(NumericalError, match=r"weights: auto: .* NaN"):
         Search([Model(origin, tasks["a"])], broken).run()

@@ -1,13 +1,11 @@
 """Continual merging: fine-tunes of one base join one model, one after another."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from transship.doors import door
 
 if TYPE_CHECKING:
-    from transship.verbs.merge.fusion.engine import Fusion
+    from transship.verbs.merge.fusion.api import Fusion
 else:
     __getattr__, __dir__ = door(__name__)
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from transship.errors import OptionError
 from transship.registry import parse_fields
-from transship.verbs.merge.fusion.refresh import Fitting
 from transship.verbs.merge.protocol import ContinualMethod, continual_method, parameters_of
-from transship.verbs.merge.tasks.heads import LABELLED, HeadSettings, head_kinds
+from transship.verbs.merge.tasks.heads import LABELLED, HeadKind, HeadSettings, head_kinds
 
 # The strength that `auto` recommends. Where inputs are kept and heads refitted, the average at the length of
 # the updates is worth as much as OPCM, depends on no order, and lets models leave again. Where heads are
@@ -26,20 +25,24 @@ class Choices:
     Attributes:
         method_name: as the registry has it.
         method: with its parameters.
-        fitting: kinds of heads, how they are fitted, and batches.
+        heads: kinds of head; predictions and saved models use the first.
+        head_settings: how heads are fitted.
         keep_inputs: how many inputs of each task may be kept; None for all.
         strength: a number, `norm` or `validation`.
         evaluate: whether accuracies and moved features are measured after every step.
         seed: of every random choice.
+        batch_size: inputs per forward pass.
     """
 
     method_name: str
     method: ContinualMethod
-    fitting: Fitting
+    heads: tuple[HeadKind, ...]
+    head_settings: HeadSettings
     keep_inputs: int | None
     strength: float | str
     evaluate: bool
     seed: int
+    batch_size: int
 
     @property
     def options(self) -> dict[str, Any]:
@@ -50,16 +53,14 @@ class Choices:
         """Return the arguments that `choose` takes, as plain data."""
         return {
             "method": self.method_name,
-            "options": {
-                name: getattr(self.method, name) for name in parameters_of(type(self.method), "fusion")
-            },
-            "heads": list(self.fitting.kinds),
-            "head_options": dataclasses.asdict(self.fitting.settings),
+            "options": self.options,
+            "heads": list(self.heads),
+            "head_options": dataclasses.asdict(self.head_settings),
             "keep_inputs": self.keep_inputs,
             "strength": self.strength,
             "evaluate": self.evaluate,
             "seed": self.seed,
-            "batch_size": self.fitting.batch_size,
+            "batch_size": self.batch_size,
         }
 
 
@@ -92,11 +93,13 @@ def choose(
     return Choices(
         name,
         chosen,
-        Fitting(kinds, _settings(head_options), batch_size),
+        kinds,
+        _settings(head_options),
         keep_inputs,
         _strength(strength),
         evaluate,
         seed,
+        batch_size,
     )
 
 

@@ -4,8 +4,8 @@ A task's module is built on the meta device; its backbone's parameters and buffe
 and only its head has memory. It runs with any backbone through `functional_call`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +14,32 @@ from torch import Tensor, nn
 
 from transship.activations import FunctionalModel, LoadedModel, Readout, load_model, parameter_names
 from transship.activations.finding import skeleton
-from transship.activations.loading import has_head, require_in_memory
+from transship.activations.loading import has_head, preprocessors, require_in_memory
 from transship.checkpoints import Adapter, Checkpoint, Update, check_finite
 from transship.checkpoints import open as open_checkpoint
 from transship.checkpoints.lora import translation
 from transship.errors import CheckpointError
-from transship.verbs.merge.fusion.origin import FineTune, Origin
+from transship.verbs.merge.fusion.origin import FineTune, FusionOrigin
+from transship.verbs.merge.fusion.task import TaskFiles
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.recipe.plan.lineage import check_adapter
 from transship.verbs.merge.recipe.plan.models import StoredModel
 from transship.verbs.merge.recipe.plan.words import TokenizerWords
+from transship.verbs.merge.tasks.folder import whole_model
 from transship.verbs.merge.tasks.heads import LinearHead
 from transship.verbs.merge.tasks.model import TaskModel
-from transship.verbs.merge.whole import whole_model
 
+_READERS = (
+    "tokenizer.json",
+    "vocab.txt",
+    "spiece.model",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+)
 _SPEAKING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
-@dataclass(frozen=True, eq=False)
-class TaskFiles:
-    """What a task's model folder holds beside the backbone.
-
-    Attributes:
-        checkpoint: where config, tokenizer and other files come from.
-        backbone: backbone tensor → its name in that checkpoint.
-        head: all other floating-point tensors, by their names there.
-        dtypes: in which each of them is stored.
-        linear: names, among them, of the last Linear's weight and bias.
-    """
-
-    checkpoint: Checkpoint
-    backbone: Mapping[str, str]
-    head: Mapping[str, Tensor]
-    dtypes: Mapping[str, str]
-    linear: tuple[str, str | None] | None
-
-
-class CheckpointOrigin(Origin):
+class CheckpointOrigin(FusionOrigin):
     """A base in a folder or on the hub.
 
     A language model keeps its head in the backbone: all its fine-tunes speak the same vocabulary. Any other
@@ -94,28 +83,25 @@ class CheckpointOrigin(Origin):
         """Return the checkpoint's hash."""
         return self.checkpoint.fingerprint()
 
-    def admit(self, tuned: Any, name: str) -> FineTune:
+    def admit(self, tuned: Any, name: str, names: Sequence[str] = ()) -> FineTune:
         """Return a fine-tune or an adapter as an update of this base."""
         checkpoint = self._open(tuned)
         self._check_words(checkpoint)
         if isinstance(checkpoint, Adapter):
             check_adapter(checkpoint, self.checkpoint)
-            return self._admit_adapter(checkpoint, name)
+            return self._admit_adapter(checkpoint, name, names)
         self._check_shapes(checkpoint)
         check_finite(checkpoint)
         loaded = load_model(
-            checkpoint,
-            head=has_head(checkpoint.config),
-            name=checkpoint.name,
-            **self.running,
+            checkpoint, head=has_head(checkpoint.config), name=checkpoint.name, **self.running
         )
-        found = dict(loaded.model.named_parameters())
-        meant = translation(list(self.weights), list(found))
-        update = self._update({one: found[other] for one, other in meant.items()}, checkpoint.name)
-        self.names = self.names or tuple(update)
-        names = {one: meant[one] for one in self.names}
-        files = _files(loaded, checkpoint, names)
-        model = self._task_model(name, loaded, names)
+        parameters = dict(loaded.model.named_parameters())
+        meant = translation(list(self.weights), list(parameters))
+        own = {key: parameters[other] for key, other in meant.items()}
+        update = self._update(own, checkpoint.name, names)
+        inside = {key: meant[key] for key in update}
+        files = _files(loaded, checkpoint, inside)
+        model = self._task_model(name, loaded, inside)
         return FineTune(
             checkpoint.name,
             checkpoint.fingerprint(),
@@ -125,51 +111,50 @@ class CheckpointOrigin(Origin):
             files if files.head else None,
         )
 
-    def restore(self, name: str, folder: Path, own: LinearHead | None) -> TaskModel:
+    def restore(self, name: str, folder: Path, own: LinearHead | None, names: Sequence[str]) -> TaskModel:
         """Return the model of a task that was saved; `folder` holds its config and head."""
         checkpoint = self._open(folder)
         module = skeleton(checkpoint)
         loaded = LoadedModel(name, module, getattr(module, "config", None), device=self.loaded.device)
-        names = {
-            one: other
-            for one, other in translation(
-                list(self.weights), [name for name, _ in module.named_parameters()]
-            ).items()
-            if one in set(self.names)
-        }
+        inside = self._places(module, names)
         stored = parameter_names(loaded, checkpoint)
-        parameters = {
-            other: checkpoint.tensor(stored[other]).float()
-            for other, _ in module.named_parameters()
-            if other not in set(names.values())
-        }
-        self._share(module, names)
-        for other, tensor in parameters.items():
-            _place(module, other, nn.Parameter(tensor.to(self.loaded.device), requires_grad=False))
+        head = [other for other, _ in module.named_parameters() if other not in set(inside.values())]
+        self._share(module, inside)
+        for other in head:
+            tensor = checkpoint.tensor(stored[other]).float().to(self.loaded.device)
+            _place(module, other, nn.Parameter(tensor, requires_grad=False))
         if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
             # the head has buffers of its own, which only its class can make
             loaded = load_model(checkpoint, head=True, name=name, **self.running)
-            self._share(loaded.model, names)
+            self._share(loaded.model, inside)
         self._lend_readers(loaded, folder)
-        return TaskModel(name, FunctionalModel(loaded), names, own)
+        return TaskModel(name, FunctionalModel(loaded), inside, own)
 
-    def files(self, folder: Path) -> TaskFiles:
+    def bare(self, name: str, own: LinearHead | None, names: Sequence[str]) -> TaskModel:
+        """Return the model of a task that has no folder of its own: the base's."""
+        return TaskModel(name, self.model, {key: key for key in names}, own)
+
+    def files(self, folder: Path, names: Sequence[str]) -> TaskFiles:
         """Return what a saved task's folder holds."""
         checkpoint = self._open(folder)
         module = skeleton(checkpoint)
-        names = translation(list(self.weights), [name for name, _ in module.named_parameters()])
         loaded = LoadedModel(str(folder), module, getattr(module, "config", None))
-        return _files(loaded, checkpoint, {one: names[one] for one in self.names})
+        return _files(loaded, checkpoint, self._places(module, names))
+
+    def _places(self, module: nn.Module, names: Sequence[str]) -> dict[str, str]:
+        """Return settled tensor → parameter of a task's module."""
+        meant = translation(list(self.weights), [key for key, _ in module.named_parameters()])
+        return {key: other for key, other in meant.items() if key in set(names)}
 
     def _check_words(self, tuned: Checkpoint) -> None:
         """Refuse a fine-tune whose tokenizer has words of the base in other rows.
 
         Words that only one of the two has are no harm: many fine-tunes add some, or rename unused rows.
         """
-        found = TokenizerWords(self.checkpoint.folder).difference(TokenizerWords(tuned.folder))
-        if found is not None and found.moved:
+        difference = TokenizerWords(self.checkpoint.folder).difference(TokenizerWords(tuned.folder))
+        if difference is not None and difference.moved:
             raise CheckpointError(
-                f"its vocabulary differs from that of {self.name}: {found}",
+                f"its vocabulary differs from that of {self.name}: {difference}",
                 where=tuned.name,
                 fix="give one with the base's tokenizer, or use a recipe with tokenizer_source: union",
             )
@@ -177,9 +162,9 @@ class CheckpointOrigin(Origin):
     def _check_shapes(self, tuned: Checkpoint) -> None:
         """Refuse a tensor of another shape by the files' headers, before anything is read."""
         backbone = set(parameter_names(self.loaded, self.checkpoint).values())
-        for one, other in translation(list(self.checkpoint.tensors), [*tuned.tensors, *tuned.tied]).items():
-            shapes = self.checkpoint.info(one).shape, tuned.info(other).shape
-            if one in backbone and shapes[0] != shapes[1]:
+        for name, other in translation(list(self.checkpoint.tensors), [*tuned.tensors, *tuned.tied]).items():
+            shapes = self.checkpoint.info(name).shape, tuned.info(other).shape
+            if name in backbone and shapes[0] != shapes[1]:
                 raise CheckpointError(
                     f"'{other}' has shape {list(shapes[1])}, and {list(shapes[0])} in {self.name}",
                     where=tuned.name,
@@ -208,16 +193,14 @@ class CheckpointOrigin(Origin):
         """Put the base's own tensors in the place of a task's backbone; aliases and buffers too."""
         own = dict(self.loaded.model.named_parameters(remove_duplicate=False))
         theirs = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-        shared = {other: own[one] for one, other in translation(list(own), theirs).items()}
-        wanted = set(names.values())
-        ties = {id(own[one]) for one in names}
-        for other, tensor in shared.items():
-            if other in wanted or id(tensor) in ties:
-                _place(module, other, tensor)
+        wanted, ties = set(names.values()), {id(own[name]) for name in names}
+        for name, other in translation(list(own), theirs).items():
+            if other in wanted or id(own[name]) in ties:
+                _place(module, other, own[name])
         buffers = dict(self.loaded.model.named_buffers())
         empty = [name for name, tensor in module.named_buffers() if tensor.is_meta]
-        for one, other in translation(list(buffers), empty).items():
-            _place(module, other, buffers[one])
+        for name, other in translation(list(buffers), empty).items():
+            _place(module, other, buffers[name])
 
     def _lend_readers(self, loaded: LoadedModel, folder: Path) -> None:
         """Give a restored task its tokenizer or image processor: the base's, where the files are the same."""
@@ -226,33 +209,29 @@ class CheckpointOrigin(Origin):
         if _same_readers(folder, self.checkpoint.folder):
             loaded.tokenizer, loaded.image_processor = base.tokenizer, base.image_processor
             return
-        from transship.activations.loading import preprocessors
-
         loaded.tokenizer, loaded.image_processor = preprocessors(str(folder), {"local_files_only": True})
 
-    def _admit_adapter(self, adapter: Adapter, name: str) -> FineTune:
+    def _admit_adapter(self, adapter: Adapter, name: str, names: Sequence[str]) -> FineTune:
         change = Update.from_adapter(adapter, self.checkpoint)
         if change.added:  # it brings a head: the model that it makes of the base joins
             whole = whole_model(StoredModel(adapter.name, self.checkpoint, change, adapter), owner=self)
-            return replace(self.admit(whole, name), source=adapter.name, fingerprint=adapter.fingerprint())
+            own = self.admit(whole, name, names)
+            return replace(own, source=adapter.name, fingerprint=adapter.fingerprint())
         stored = parameter_names(self.loaded, self.checkpoint)
         tuned = {}
-        for one, tensor in self.weights.items():
-            other = stored.get(one)
-            if other is not None and other in change:
-                tuned[one] = tensor + torch.from_numpy(change.dense(other)).view(tensor.shape)
-            else:
-                tuned[one] = tensor
-        update = self._update(tuned, adapter.name)
-        self.names = self.names or tuple(update)
-        model = TaskModel(name, self.model, {one: one for one in self.names}, None)
+        for key, tensor in self.weights.items():
+            other = stored.get(key)
+            dense = None if other is None or other not in change else torch.from_numpy(change.dense(other))
+            tuned[key] = tensor if dense is None else tensor + dense.view(tensor.shape)
+        update = self._update(tuned, adapter.name, names)
+        model = self.bare(name, None, tuple(update))
         return FineTune(adapter.name, adapter.fingerprint(), update, model)
 
 
 def _files(loaded: LoadedModel, checkpoint: Checkpoint, names: Mapping[str, str]) -> TaskFiles:
     """Return what a task's folder holds beside the backbone; call it while the module has its own weights."""
     stored = parameter_names(loaded, checkpoint)
-    backbone = {one: stored[other] for one, other in names.items() if other in stored}
+    backbone = {key: stored[other] for key, other in names.items() if other in stored}
     inside = set(backbone.values())
     head = {
         name: checkpoint.tensor(name).clone()
@@ -281,20 +260,8 @@ def _speaks(config: Mapping[str, Any]) -> bool:
     return str((config.get("architectures") or [""])[0]).endswith(_SPEAKING)
 
 
-_READERS = (
-    "tokenizer.json",
-    "vocab.txt",
-    "spiece.model",
-    "preprocessor_config.json",
-    "tokenizer_config.json",
-)
+def _same_readers(folder: Path, base: Path | None) -> bool:
+    def content(place: Path) -> list[bytes | None]:
+        return [(place / name).read_bytes() if (place / name).is_file() else None for name in _READERS]
 
-
-def _same_readers(one: Path | None, other: Path | None) -> bool:
-    if one is None or other is None:
-        return False
-
-    def content(folder: Path) -> list[bytes | None]:
-        return [(folder / name).read_bytes() if (folder / name).is_file() else None for name in _READERS]
-
-    return content(one) == content(other)
+    return base is not None and content(folder) == content(base)

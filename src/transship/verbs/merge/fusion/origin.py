@@ -6,9 +6,8 @@ use, stay as in the base), and every later one must have them.
 """
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from transship.activations import FunctionalModel, load_model
 from transship.activations.functional import Features
 from transship.errors import CheckpointError, NumericalError
+from transship.verbs.merge.fusion.task import TaskFiles
 from transship.verbs.merge.maths.states import Vector, norm
 from transship.verbs.merge.tasks.heads import LinearHead
 from transship.verbs.merge.tasks.model import TaskModel
@@ -44,19 +44,17 @@ class FineTune:
     update: Vector
     model: TaskModel
     label_names: tuple[str, ...] = ()
-    files: Any = None
+    files: TaskFiles | None = None
 
 
-class Origin(ABC):
+class FusionOrigin(ABC):
     """The base of a fusion.
 
     Attributes:
         name: as the user gave it.
-        names: of the backbone's tensors; empty until the first fine-tune settles them.
     """
 
     name: str
-    names: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -68,19 +66,24 @@ class Origin(ABC):
         """Return a hash of the weights."""
 
     @abstractmethod
-    def admit(self, tuned: Any, name: str) -> FineTune:
-        """Return the fine-tune as an update of this base, or refuse it in one sentence."""
+    def admit(self, tuned: Any, name: str, names: Sequence[str] = ()) -> FineTune:
+        """Return the fine-tune as an update of this base, or refuse it in one sentence.
 
-    @property
-    def backbone(self) -> Vector:
-        """θ_0: the settled tensors of the base."""
-        found = self.weights
-        return {name: found[name] for name in self.names or found}
+        Args:
+            tuned: the fine-tune.
+            name: what the task is called.
+            names: the settled tensors; the first fine-tune settles them by those of its update.
+        """
 
-    def _update(self, tuned: Mapping[str, Tensor], where: str) -> Vector:
+    def backbone(self, names: Iterable[str]) -> Vector:
+        """Return θ_0: the settled tensors of the base, or all before any are settled."""
+        weights = self.weights
+        return {name: weights[name] for name in names} or weights
+
+    def _update(self, tuned: Mapping[str, Tensor], where: str, names: Sequence[str]) -> Vector:
         """Return τ over the settled names, or, at first, over all that both have; check shapes and values."""
         weights = self.weights
-        names = self.names or tuple(name for name in weights if name in tuned)
+        names = names or [name for name in weights if name in tuned]
         if not names:
             raise CheckpointError(
                 f"it shares no weights with {self.name}", where=where, fix="give a fine-tune of that base"
@@ -123,7 +126,7 @@ class Origin(ABC):
             )
 
 
-class ModuleOrigin(Origin):
+class ModuleOrigin(FusionOrigin):
     """A base in memory: an nn.Module that makes features, and fine-tunes as state dicts."""
 
     def __init__(
@@ -154,41 +157,30 @@ class ModuleOrigin(Origin):
         """Return a hash of the weights."""
         return fingerprint(self._weights)
 
-    def admit(self, tuned: Any, name: str) -> FineTune:
+    def admit(self, tuned: Any, name: str, names: Sequence[str] = ()) -> FineTune:
         """Return a state dict (or a module) as an update; `head.weight` and `head.bias` are its head."""
         given: Mapping[str, Tensor] = tuned.state_dict() if isinstance(tuned, nn.Module) else tuned
         inside = {key: value for key, value in given.items() if not key.startswith(self.head)}
-        buffers = dict(self.model.module.named_buffers())
-        extra = [
-            key
-            for key, value in inside.items()
-            if key not in self._weights and key not in buffers and value.is_floating_point()
-        ]
-        tied = self._tied()
-        extra = [key for key in extra if key not in tied]
+        module = self.model.module
+        known = {key for key, _ in module.named_parameters(remove_duplicate=False)}
+        known |= {key for key, _ in module.named_buffers()}
+        extra = [key for key, value in inside.items() if key not in known and value.is_floating_point()]
         if extra:
             raise CheckpointError(
                 f"it holds '{extra[0]}'{_others(extra)}, which the base has not",
                 where=name,
                 fix=f"give the base's own tensors and a head as {self.head}weight and {self.head}bias",
             )
-        update = self._update(inside, name)
+        update = self._update(inside, name, names)
         head = None
         if f"{self.head}weight" in given:
             bias = given.get(f"{self.head}bias")
             head = LinearHead(
                 given[f"{self.head}weight"].detach().float(), None if bias is None else bias.detach().float()
             )
-        self.names = self.names or tuple(update)
-        model = TaskModel(name, self.model, {one: one for one in self.names}, head)
+        model = TaskModel(name, self.model, {key: key for key in update}, head)
         digest = fingerprint({**inside, **({} if head is None else {self.head: head.weight})})
         return FineTune(name, digest, update, model)
-
-    def _tied(self) -> set[str]:
-        """Return names under which the module knows a parameter that comes earlier under another."""
-        return {name for name, _ in self.model.module.named_parameters(remove_duplicate=False)} - set(
-            self.model.parameters
-        )
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
@@ -204,23 +196,17 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 def _call(module: nn.Module, batch: Any) -> Tensor:
     if hasattr(batch, "inputs"):  # a Batch of the module's own preprocess
         positional = [batch.inputs[""]] if "" in batch.inputs else []
-        made = module(*positional, **{name: value for name, value in batch.inputs.items() if name})
+        features = module(*positional, **{name: value for name, value in batch.inputs.items() if name})
     else:
-        made = module(batch)
-    if not isinstance(made, Tensor) or made.ndim != 2:
+        features = module(batch)
+    if not isinstance(features, Tensor) or features.ndim != 2:
         raise CheckpointError(
             "the base's module does not return features [inputs, width]",
             where=type(module).__name__,
             fix="pass features=lambda module, batch: …",
         )
-    return made
+    return features
 
 
 def _others(names: list[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def relative(update: Vector, base: Mapping[str, Tensor]) -> float:
-    """Return ‖τ‖ / ‖θ_0‖."""
-    size = norm({name: base[name] for name in update})
-    return norm(update) / size if size > 0 else math.inf

@@ -1,113 +1,214 @@
-"""The page of a fusion: accuracies of all tasks after every model, forgetting, moved features, cost."""
+"""What a fusion says of itself: accuracies after every model, forgetting, moved features, cost."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transship.numerics import format_bytes
 from transship.report import Column as ReportColumn
-from transship.report import KeyFigure, KeyFigures, Page, Provenance, Section, Table, Text, library_versions
+from transship.report import (
+    Facts,
+    KeyFigure,
+    KeyFigures,
+    Page,
+    Provenance,
+    Section,
+    Table,
+    Text,
+    library_versions,
+)
 from transship.report.blocks import Block
 from transship.report.figures import heat_map, lines, scatter
-
-if TYPE_CHECKING:
-    from transship.verbs.merge.fusion.engine import Fusion
+from transship.verbs.merge.fusion.folder import kept_bytes, read_about
+from transship.verbs.merge.fusion.measure import StepReport, summary
+from transship.verbs.merge.fusion.task import FusedTask
+from transship.verbs.merge.tasks.model import Rows
+from transship.verbs.merge.tasks.rows import take
 
 TSNE_TASKS = 8
 TSNE_ROWS = 120
 _LEFT_OUT = "The last task is left out of BWT: no model came after it."
+_EMPTY = "no models yet; add one with: transship merge add OUT TUNED --data D"
+_UNSCORED = "No test rows were given, or no model has a head: nothing could be scored."
+_FLATTERED = (
+    "Heads of kind tuned are tuned only when the next model arrives, so that their accuracy at arrival is "
+    "that of an untuned head and their BWT is flattered. Read BWT with fixed heads."
+)
 
 
-def page(fusion: "Fusion") -> Page:
-    """Return the page."""
-    found = fusion.summary()
-    sections = [Section("At a glance", [_key_figures(fusion, found), *_notes(fusion, found)])]
-    if found["heads"]:
-        sections.append(Section("Accuracy after every model", _accuracy(fusion, found)))
-        sections.append(Section("Kinds of head", [_heads(found)]))
-    if any(step.shift for step in fusion.history):
-        sections.append(Section("How far features moved", _shift(fusion)))
-        pictures = _tsne(fusion)
-        if pictures:
-            sections.append(Section("Merged and own features", pictures))
-    sections.append(Section("Steps and what they cost", [_steps(fusion)]))
-    if fusion.tasks:
-        sections.append(Section("Tasks", [_tasks(fusion)]))
+def status(folder: Path) -> dict[str, Any]:
+    """Return base, method, tasks, figures and bytes of a saved fusion; no model is opened."""
+    return _status(read_about(folder), folder, kept_bytes(folder))
+
+
+def status_page(folder: Path) -> Page:
+    """Return the page of a saved fusion; no model is opened."""
+    return page(read_about(folder), folder=folder, sizes=kept_bytes(folder))
+
+
+def page(
+    about: Mapping[str, Any],
+    *,
+    folder: Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    pictures: Sequence[Block] | None = None,
+) -> Page:
+    """Return the page of a fusion.
+
+    Args:
+        about: what fusion.json holds.
+        folder: where it is saved.
+        sizes: part of the folder → bytes.
+        pictures: of merged and own features; without any given, the page has no figures and no record.
+    """
+    facts = _status(about, folder, sizes or {})
+    history = [StepReport(**step) for step in about["history"]]
+    scores, base = facts["quality"], facts["base"]["name"]
+    first = Section(
+        "", [Facts(facts, shown=False), *([_key_figures(facts)] if about["tasks"] else []), *_notes(facts)]
+    )
+    sections = [
+        first,
+        Section("Tasks", [_tasks(about, history, facts["heads"][0])] if about["tasks"] else []),
+        Section("Kinds of head", [_kinds(scores)] if len(scores["heads"]) > 1 else []),
+        *([] if pictures is None else _figures(facts, history, pictures)),
+        Section("Steps and what they cost", [_steps(history)], detail=True),
+        Section("On disk", [_sizes(sizes)] if sizes and any(sizes.values()) else []),
+    ]
+    where = "" if folder is None else f"{folder}: "
     return Page(
-        f"{len(fusion.tasks)} fine-tunes of {_short(fusion.origin.name)} in one model",
-        _summary(fusion, found),
-        sections,
-        Provenance(
-            "transship merge",
-            {fusion.origin.name: fusion.origin.fingerprint()}
-            | {task.source: task.fingerprint for task in fusion.tasks},
-            {name: str(value) for name, value in fusion.choices.as_dict().items()},
-            library_versions(),
-        ),
+        f"{where}{facts['method']} on {_short(base)}, heads {', '.join(facts['heads'])}",
+        "" if about["tasks"] else _EMPTY,
+        [section for section in sections if section.blocks],
+        None if pictures is None else _provenance(about),
     )
 
 
-def _summary(fusion: "Fusion", found: dict[str, Any]) -> str:
-    text = f"Merged one after another by {fusion.choices.method_name}, with heads of kind {fusion.heads[0]}."
-    best = found["heads"].get(fusion.heads[0])
-    if best is None:
-        return text
-    text += f" Mean accuracy over all tasks is {100 * best['acc']:.1f} %"
-    if found["individual_mean"] is not None:
-        text += f"; the fine-tunes themselves have {100 * found['individual_mean']:.1f} %"
-    return text + "."
-
-
-def _key_figures(fusion: "Fusion", found: dict[str, Any]) -> KeyFigures:
-    figures = [
-        KeyFigure("method", fusion.choices.method_name),
-        KeyFigure("tasks", len(fusion.tasks)),
-        KeyFigure("strength", round(fusion.strength, 3), "of the merged vector"),
+def _figures(
+    facts: Mapping[str, Any], history: Sequence[StepReport], pictures: Sequence[Block]
+) -> list[Section]:
+    scores = facts["quality"]
+    return [
+        Section("Accuracy after every model", _accuracy(scores, facts["heads"][0], history)),
+        Section("How far features moved", _shift(scores["tasks"], history)),
+        Section("Merged and own features", pictures),
     ]
-    best = found["heads"].get(fusion.heads[0])
+
+
+def _provenance(about: Mapping[str, Any]) -> Provenance:
+    inputs = [(task["source"], task["sha256"]) for task in about["tasks"]]
+    return Provenance(
+        "transship merge",
+        {about["base"]["name"]: about["base"]["sha256"], **dict(inputs)},
+        {name: str(value) for name, value in about["choices"].items()},
+        library_versions(),
+    )
+
+
+def _status(about: Mapping[str, Any], folder: Path | None, sizes: Mapping[str, int]) -> dict[str, Any]:
+    own = {task["name"]: task["individual"] for task in about["tasks"]}
+    history = [StepReport(**step) for step in about["history"]]
+    return {
+        "folder": str(folder),
+        "base": about["base"],
+        **about["choices"],
+        "strength_used": about["strength"],
+        "tasks": [
+            {key: task[key] for key in ("name", "source", "sha256", "classes")} for task in about["tasks"]
+        ],
+        "quality": summary(history, list(own), own),
+        "steps": about["history"],
+        "bytes": sizes,
+    }
+
+
+def _key_figures(facts: Mapping[str, Any]) -> KeyFigures:
+    kind, scores = facts["heads"][0], facts["quality"]
+    figures = [KeyFigure("strength", round(facts["strength_used"], 3), "of the merged vector")]
+    best = scores["heads"].get(kind)
     if best is not None:
-        figures.append(KeyFigure("ACC", f"{100 * best['acc']:.1f} %", f"{fusion.heads[0]} heads", "good"))
-        if found["individual_mean"] is not None:
-            figures.append(
-                KeyFigure("fine-tunes", f"{100 * found['individual_mean']:.1f} %", "each on its own task")
-            )
-        if best["bwt"] is not None:
-            figures.append(KeyFigure("BWT", f"{100 * best['bwt']:+.1f}", "points; last task left out"))
-            if best["bwt_fixed_heads"] is not None:
-                figures.append(
-                    KeyFigure("BWT, fixed heads", f"{100 * best['bwt_fixed_heads']:+.1f}", "own heads only")
-                )
+        share = f"{100 * best['acc']:.1f} %"
+        figures.insert(0, KeyFigure("ACC", share, f"mean over all tasks, {kind} heads", "good"))
+        alone = scores["individual_mean"]
+        if alone is not None:
+            figures.append(KeyFigure("fine-tunes", f"{100 * alone:.1f} %", "each on its own task"))
+        for name, key, note in (
+            ("BWT", "bwt", "points since arrival; last task left out"),
+            ("BWT, fixed heads", "bwt_fixed_heads", "the same with own heads only"),
+        ):
+            if best[key] is not None:
+                figures.append(KeyFigure(name, f"{100 * best[key]:+.1f}", note))
     return KeyFigures(figures)
 
 
-def _notes(fusion: "Fusion", found: dict[str, Any]) -> list[Block]:
-    notes: list[Block] = []
-    if not found["heads"] and fusion.tasks:
-        notes.append(
-            Text("No test rows were given, or no model has a head: nothing could be scored.", "note")
-        )
-    if "tuned" in found["heads"]:
-        notes.append(
-            Text(
-                "Heads of kind tuned are tuned only when the next model arrives, so that their accuracy at "
-                "arrival is that of an untuned head and their BWT is flattered. Read BWT with fixed heads.",
-                "warning",
-            )
-        )
-    return notes
+def _notes(facts: Mapping[str, Any]) -> list[Block]:
+    kinds = facts["quality"]["heads"]
+    unscored = [Text(_UNSCORED, "note")] if facts["tasks"] and not kinds else []
+    return [*unscored, *([Text(_FLATTERED, "warning")] if "tuned" in kinds else [])]
 
 
-def _accuracy(fusion: "Fusion", found: dict[str, Any]) -> list[Block]:
-    names = found["tasks"]
-    kind = fusion.heads[0] if fusion.heads[0] in found["heads"] else next(iter(found["heads"]))
-    shares = found["heads"][kind]["matrix"]
-    matrix = [[None if value is None else 100 * value for value in row] for row in shares]
-    steps = [_step_name(step) for step in fusion.history]
+def _tasks(about: Mapping[str, Any], history: Sequence[StepReport], kind: str) -> Table:
+    last = history[-1]
+    scores = last.accuracy.get(kind, {})
+    rows = [
+        [
+            task["name"],
+            task["classes"] or None,
+            _percent(scores.get(task["name"])),
+            _percent(task["individual"]),
+            last.shift.get(task["name"]),
+            last.sinkhorn.get(task["name"]),
+            task["norm"],
+            task["source"],
+        ]
+        for task in about["tasks"]
+    ]
+    columns: list[str | ReportColumn] = [
+        "task",
+        ReportColumn("classes", 0),
+        ReportColumn(
+            "accuracy, %", 1, help=f"of the merged model with {kind} heads, on the task's test rows"
+        ),
+        ReportColumn("own model, %", 1, help="of the fine-tune itself"),
+        ReportColumn(
+            "features moved", 3, help="Δ of Eqs. 1–2: mean L1 distance to the fine-tune's, kept inputs"
+        ),
+        ReportColumn("Sinkhorn", 4, help="debiased divergence of unit features, on kept inputs"),
+        ReportColumn("‖τ‖", 3, help="length of the fine-tune's update"),
+        ReportColumn("fine-tune", code=True),
+    ]
+    used = [place for place in range(len(columns)) if any(row[place] is not None for row in rows)]
+    return Table(
+        [columns[place] for place in used], [[row[place] for place in used] for row in rows], whole=True
+    )
+
+
+def _kinds(scores: Mapping[str, Any]) -> Table:
+    keys = ("acc", "bwt", "bwt_fixed_heads")
+    rows = [[kind, *(_percent(entry[key]) for key in keys)] for kind, entry in scores["heads"].items()]
+    columns: list[str | ReportColumn] = [
+        "heads",
+        ReportColumn("ACC, %", 1, "max", "mean accuracy of all tasks after the last step"),
+        ReportColumn("BWT, points", 1, help="final accuracy − accuracy at arrival, mean over tasks"),
+        ReportColumn("BWT, fixed heads", 1, help="the same backbones under the tasks' own heads"),
+    ]
+    return Table(columns, rows, f"All kinds on the same merged backbones. {_LEFT_OUT}")
+
+
+def _accuracy(scores: Mapping[str, Any], kind: str, history: Sequence[StepReport]) -> list[Block]:
+    if not scores["heads"]:
+        return []
+    names = scores["tasks"]
+    kind = kind if kind in scores["heads"] else next(iter(scores["heads"]))
+    matrix = [[_percent(value) for value in row] for row in scores["heads"][kind]["matrix"]]
     blocks: list[Block] = [
         heat_map(
             matrix,
-            rows=steps,
+            rows=[_step_name(step) for step in history],
             columns=names,
             row_title="after",
             column_title="task",
@@ -116,16 +217,14 @@ def _accuracy(fusion: "Fusion", found: dict[str, Any]) -> list[Block]:
             limits=(0.0, 100.0),
         )
     ]
-    if len(steps) > 1:
+    if len(history) > 1:
+        known = [[value for value in row if value is not None] for row in matrix]
+        mean = [sum(row) / len(row) if row else None for row in known]
         series = {name: [row[place] for row in matrix] for place, name in enumerate(names)}
-        mean = [
-            sum(known) / len(known) if (known := [value for value in row if value is not None]) else None
-            for row in matrix
-        ]
         blocks.append(
             lines(
-                _numbered(steps),
-                {**series, "mean of tasks seen": mean},
+                _numbered(history),
+                {**series, "mean of tasks so far": mean},
                 x_title="step",
                 y_title="accuracy, %",
                 caption="The same numbers as curves.",
@@ -134,70 +233,38 @@ def _accuracy(fusion: "Fusion", found: dict[str, Any]) -> list[Block]:
     return blocks
 
 
-def _heads(found: dict[str, Any]) -> Table:
-    rows = [
-        [
-            kind,
-            100 * entry["acc"],
-            None if entry["bwt"] is None else 100 * entry["bwt"],
-            None if entry["bwt_fixed_heads"] is None else 100 * entry["bwt_fixed_heads"],
-        ]
-        for kind, entry in found["heads"].items()
-    ]
-    columns: list[str | ReportColumn] = [
-        "heads",
-        ReportColumn("ACC, %", decimals=1, best="max", help="mean accuracy of all tasks after the last step"),
-        ReportColumn("BWT, points", decimals=1, help="final accuracy − accuracy at arrival, mean over tasks"),
-        ReportColumn("BWT, fixed heads", decimals=1, help="the same backbones under the tasks' own heads"),
-    ]
-    return Table(columns, rows, f"All kinds on the same merged backbones. {_LEFT_OUT}")
-
-
-def _shift(fusion: "Fusion") -> list[Block]:
-    names = [task.name for task in fusion.tasks]
-    steps = _numbered([_step_name(step) for step in fusion.history])
-    blocks: list[Block] = []
-    if len(steps) > 1:
-        blocks.append(
-            lines(
-                steps,
-                {name: [step.shift.get(name) for step in fusion.history] for name in names},
-                x_title="step",
-                y_title="mean L1 distance",
-                caption="Δ of Eqs. 1–2: the distance between the merged model's features and the task's own.",
-            )
+def _shift(names: Sequence[str], history: Sequence[StepReport]) -> list[Block]:
+    if len(history) < 2 or not any(step.shift for step in history):
+        return []
+    return [
+        lines(
+            _numbered(history),
+            {name: [step.shift.get(name) for step in history] for name in names},
+            x_title="step",
+            y_title="mean L1 distance",
+            caption="Δ of Eqs. 1–2: the distance between the merged model's features and the task's own.",
         )
-    last = fusion.history[-1]
-    rows = [[name, last.shift.get(name), last.sinkhorn.get(name)] for name in names if name in last.shift]
-    columns: list[str | ReportColumn] = [
-        "task",
-        ReportColumn("Δ (L1)", decimals=3, best="min"),
-        ReportColumn("Sinkhorn", decimals=4, best="min", help="debiased divergence of unit features"),
     ]
-    blocks.append(Table(columns, rows, "After the last step, on kept inputs."))
-    return blocks
 
 
-def _tsne(fusion: "Fusion") -> list[Block]:
+def feature_maps(tasks: Sequence[FusedTask], features: Callable[[str, Rows], Tensor]) -> list[Block]:
     """Return a map per task (the last few) of merged and own features of the same inputs (Figs. 3–10)."""
-    from sklearn.manifold import TSNE
-
-    from transship.verbs.merge.tasks.rows import take
+    from sklearn.manifold import TSNE  # start-up
 
     blocks: list[Block] = []
-    for task in fusion.tasks[-TSNE_TASKS:]:
-        kept = task.keeper()
+    for task in tasks[-TSNE_TASKS:]:
+        kept = task.store.kept()
         if kept is None or kept.features is None or len(kept) < 10:
             continue
         count = min(len(kept), TSNE_ROWS)
-        merged = fusion.features(task.name, take(kept.inputs, range(count)))
+        merged = features(task.name, take(kept.inputs, range(count)))
         both = torch.cat([merged, kept.features[:count]]).double().numpy()
         places = TSNE(
             n_components=2, perplexity=min(30.0, count / 2 - 1), init="pca", random_state=0
         ).fit_transform(np.ascontiguousarray(both))
         groups = {
-            "merged model": (places[:count, 0].tolist(), places[:count, 1].tolist()),
-            "own model": (places[count:, 0].tolist(), places[count:, 1].tolist()),
+            name: (part[:, 0].tolist(), part[:, 1].tolist())
+            for name, part in (("merged model", places[:count]), ("own model", places[count:]))
         }
         blocks.append(
             scatter(
@@ -210,66 +277,36 @@ def _tsne(fusion: "Fusion") -> list[Block]:
     return blocks
 
 
-def _steps(fusion: "Fusion") -> Table:
-    rows = [
-        [
-            _step_name(step),
-            step.seconds,
-            step.cpu_seconds,
-            format_bytes(step.memory),
-            step.norm,
-            step.strength,
-        ]
-        for step in fusion.history
-    ]
+def _steps(history: Iterable[StepReport]) -> Table:
+    costs = ((step, step.seconds, step.cpu_seconds, format_bytes(step.memory)) for step in history)
+    rows = [[_step_name(step), *cost, step.norm, step.strength] for step, *cost in costs]
     columns: list[str | ReportColumn] = [
         "step",
-        ReportColumn("seconds", decimals=1, help="wall time"),
-        ReportColumn("CPU seconds", decimals=1),
+        ReportColumn("seconds", 1, help="wall time"),
+        ReportColumn("CPU seconds", 1),
         ReportColumn("peak memory", help="anonymous memory of the process during the step"),
-        ReportColumn("‖τ‖", decimals=3, help="length of the merged vector, with its strength"),
-        ReportColumn("strength", decimals=2),
+        ReportColumn("‖τ‖", 3, help="length of the merged vector, with its strength"),
+        ReportColumn("strength", 2),
     ]
-    return Table(
-        columns,
-        rows,
-        "Measured while the step ran; memory is the process's own, without mapped files.",
-        sortable=False,
-    )
+    caption = "Measured while the step ran; memory is the process's own, without mapped files."
+    return Table(columns, rows, caption, sortable=False)
 
 
-def _tasks(fusion: "Fusion") -> Table:
-    rows = []
-    for task in fusion.tasks:
-        kept = task.keeper()
-        rows.append(
-            [
-                task.name,
-                task.classes or None,
-                None if task.individual is None else 100 * task.individual,
-                task.norm,
-                0 if kept is None else len(kept),
-                task.source,
-            ]
-        )
-    columns: list[str | ReportColumn] = [
-        "task",
-        ReportColumn("classes", decimals=0),
-        ReportColumn("own model, %", decimals=1),
-        ReportColumn("‖τ‖", decimals=3),
-        ReportColumn("kept inputs", decimals=0),
-        ReportColumn("fine-tune", code=True),
-    ]
-    return Table(columns, rows)
+def _sizes(sizes: Mapping[str, int]) -> Table:
+    return Table(["part", "bytes"], [[part, format_bytes(size)] for part, size in sizes.items() if size])
 
 
-def _step_name(step: Any) -> str:
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _step_name(step: StepReport) -> str:
     return f"− {step.task}" if step.removed else f"+ {step.task}"
 
 
-def _numbered(steps: list[str]) -> list[str]:
+def _numbered(history: Iterable[StepReport]) -> list[str]:
     """Return names for an axis: no two alike, even where a task came, left and came again."""
-    return [f"{number} {step}" for number, step in enumerate(steps, 1)]
+    return [f"{number} {_step_name(step)}" for number, step in enumerate(history, 1)]
 
 
 def _short(name: str) -> str:

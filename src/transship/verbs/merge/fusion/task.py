@@ -1,13 +1,15 @@
-"""A task in a fusion: its model's heads, and what is kept of its inputs."""
+"""The tasks of a fusion, and what it is after a step: values that adding and removing make anew."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transship.checkpoints import Checkpoint
+from transship.verbs.merge.fusion.measure import StepReport
+from transship.verbs.merge.maths.states import State
 from transship.verbs.merge.tasks.heads import HeadKind, LinearHead
 from transship.verbs.merge.tasks.model import Rows, TaskModel
 from transship.verbs.merge.tasks.rows import TestRows
@@ -33,42 +35,117 @@ class Kept:
         return len(self.inputs)
 
 
-@dataclass(eq=False)
-class Task:
+@dataclass(frozen=True, eq=False)
+class TaskFiles:
+    """What a task's model folder holds beside the backbone.
+
+    Attributes:
+        checkpoint: where config, tokenizer and other files come from.
+        backbone: backbone tensor → its name in that checkpoint.
+        head: all other floating-point tensors, by their names there.
+        dtypes: in which each of them is stored.
+        linear: names, among them, of the last Linear's weight and bias.
+    """
+
+    checkpoint: Checkpoint
+    backbone: Mapping[str, str]
+    head: Mapping[str, Tensor]
+    dtypes: Mapping[str, str]
+    linear: tuple[str, str | None] | None
+
+
+class TaskStore(Protocol):
+    """Where what a task needs lies; it is dropped after use, so that memory does not grow with the tasks."""
+
+    def model(self) -> TaskModel:
+        """Return the model that runs."""
+
+    def kept(self) -> Kept | None:
+        """Return what is kept of its inputs; None where nothing is."""
+
+    def test(self) -> TestRows | None:
+        """Return its labelled test rows; None where there are none, or no longer."""
+
+    def files(self) -> TaskFiles | None:
+        """Return what its model's folder holds beside the backbone; None in memory and without a head."""
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryStore:
+    """What has just been read of a task, in memory."""
+
+    task_model: TaskModel
+    inputs: Kept | None
+    rows: TestRows | None
+    task_files: TaskFiles | None
+
+    def model(self) -> TaskModel:
+        """Return the model that runs."""
+        return self.task_model
+
+    def kept(self) -> Kept | None:
+        """Return what is kept of its inputs."""
+        return self.inputs
+
+    def test(self) -> TestRows | None:
+        """Return its labelled test rows."""
+        return self.rows
+
+    def files(self) -> TaskFiles | None:
+        """Return what its model's folder holds beside the backbone."""
+        return self.task_files
+
+
+@dataclass(frozen=True, eq=False)
+class FusedTask:
     """One task of a fusion.
 
     Attributes:
         name: unique in the fusion.
         fingerprint: of the fine-tune that brought it.
         source: the fine-tune as the user gave it.
-        opener: makes the model that runs; dropped after use, so that memory does not grow with the tasks.
-        keeper: reads what is kept of its inputs; None where nothing is.
-        tester: finds its labelled test rows; None where there are none, or no longer.
-        files: what its model's folder holds beside the backbone; None in memory and without a head.
+        store: where its model, kept inputs, test rows and files are.
         heads: by kind.
         norm: ‖τ_i‖.
         individual: accuracy of its own model.
-        classes: outputs of its head; 0 without one.
         label_names: of the classes.
         about: what else is known: data, rows, how test rows are found again.
-        inputs_in: the folder of a saved fusion that holds its kept inputs.
     """
 
     name: str
     fingerprint: str
     source: str
-    opener: Callable[[], TaskModel]
-    keeper: Callable[[], Kept | None]
-    tester: Callable[[], TestRows | None]
-    files: Callable[[], Any] | None = None
-    heads: dict[HeadKind, LinearHead] = field(default_factory=dict)
+    store: TaskStore
+    heads: Mapping[HeadKind, LinearHead] = field(default_factory=dict)
     norm: float = 0.0
     individual: float | None = None
     label_names: tuple[str, ...] = ()
-    about: dict[str, Any] = field(default_factory=dict)
-    inputs_in: Path | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
         """Outputs of its head; 0 without one."""
         return self.heads["own"].weight.shape[0] if "own" in self.heads else 0
+
+    def head(self, kind: HeadKind) -> LinearHead:
+        """Return a head, or its own where none of that kind was fitted."""
+        return self.heads.get(kind, self.heads["own"])
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """What a fusion is after a step.
+
+    Attributes:
+        names: of the backbone's tensors, which the first fine-tune settles.
+        state: the method's.
+        strength: the factor of the merged vector.
+        tasks: in the order in which they came.
+        history: what was measured after every step.
+    """
+
+    names: tuple[str, ...] = ()
+    state: State = field(default_factory=dict)
+    strength: float = 1.0
+    tasks: tuple[FusedTask, ...] = ()
+    history: tuple[StepReport, ...] = ()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transship.checkpoints import TensorPlan, write_file
 from transship.checkpoints.card import as_json
+from transship.checkpoints.write import applied, write_checkpoint
+from transship.verbs.merge.recipe.plan.models import StoredModel
 
 
 def write_task(
@@ -52,3 +56,20 @@ def link(source: str | Path, target: str | Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, target)
+
+
+def whole_model(stored: StoredModel, owner: object) -> Path:
+    """Write a base with its adapter to a temporary folder, which goes when `owner` does, and return it.
+
+    Whether the two belong together is the caller's to ask.
+    """
+    if stored.update is None:
+        raise ValueError(f"{stored.label} has no adapter")
+    folder = Path(tempfile.mkdtemp(prefix="transship-adapter-"))
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    plans = [*applied(stored.checkpoint, stored.update)]
+    for name, producer in stored.update.added.items():
+        info = stored.tensors[name]
+        plans.append(TensorPlan(name, info.shape, info.dtype, producer))
+    config = stored.config
+    return write_checkpoint(folder / "model", plans, like=stored.checkpoint, config=config, sync=False)

@@ -25,9 +25,7 @@ def joined(toy: Any, method: Any, count: int = 3, **more: Any) -> Fusion:
 
 def test_without_iterations_it_is_the_mix(toy: Any):
     fusion = joined(toy, "otmf", options={"iterations": 0, "alpha": 0.8})
-    one, two, three = (
-        {name: t[name] - base for name, base in fusion.origin.backbone.items()} for t in toy.tuned
-    )
+    one, two, three = ({name: t[name] - base for name, base in fusion.backbone.items()} for t in toy.tuned)
     for name, tensor in fusion.vector.items():
         expected = 0.8 * (0.8 * one[name] + 0.2 * two[name]) + 0.2 * three[name]
         torch.testing.assert_close(tensor, expected)
@@ -43,14 +41,14 @@ def test_with_a_running_share_and_without_iterations_it_is_the_average(toy: Any)
 def problem(toy: Any, granularity: str) -> tuple[Any, Any, Any]:
     """Two updates under their masks, in double, and a task to read."""
     fusion = joined(toy, "average", 2)
-    base = {name: tensor.double() for name, tensor in fusion.origin.backbone.items()}
+    base = {name: tensor.double() for name, tensor in fusion.backbone.items()}
     updates = [{name: t[name].double() - base[name] for name in base} for t in toy.tuned[:2]]
     sides = (MaskedUpdate(updates[0], 0.8, granularity), MaskedUpdate(updates[1], 0.2, granularity))
     generator = torch.Generator().manual_seed(3)
     for side in sides:
         for mask in side.masks.values():
             mask.add_(0.2 * torch.randn(mask.shape, generator=generator, dtype=mask.dtype))
-    return base, sides, fusion.tasks[0].opener().over(toy.inputs[:24].double())
+    return base, sides, fusion.tasks[0].store.model().over(toy.inputs[:24].double())
 
 
 class Tight(Otmf):
@@ -165,6 +163,6 @@ def test_stated_memory_follows_the_granularity():
 def test_it_says_when_inputs_are_missing(toy: Any):
     method = Otmf()
     fusion = joined(toy, "average", 1)
-    step = Arrival(2, fusion.origin.backbone, fusion.vector, fusion.tasks[0].opener())
+    step = Arrival(2, fusion.backbone, fusion.vector, fusion.tasks[0].store.model())
     with pytest.raises(Exception, match="needs inputs of this task and of the one before"):
         method.add({"merged": fusion.vector}, step)

@@ -1,7 +1,8 @@
-"""Kept inputs on disk: texts as JSON, numbers as safetensors, images as PNG, with the model's answers."""
+"""A saved task, read when it is needed: its model, test rows, and kept inputs as texts, numbers or images."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,88 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transship.errors import DataError
+from transship.data import load as load_data
+from transship.errors import DataError, TransshipError
 from transship.geometry.maps import read_arrays, write_arrays
-from transship.verbs.merge.fusion.task import Kept
-from transship.verbs.merge.tasks.model import Rows
+from transship.verbs.merge.fusion.disk import CheckpointOrigin
+from transship.verbs.merge.fusion.task import Kept, TaskFiles
+from transship.verbs.merge.tasks.heads import LinearHead
+from transship.verbs.merge.tasks.model import Rows, TaskModel
+from transship.verbs.merge.tasks.rows import TestRows, task_rows
 
 _KIND, _VERSION = "transship.fusion.inputs", 1
+
+
+@dataclass(frozen=True, eq=False)
+class FolderStore:
+    """A task in a fusion's folder, read when it is needed.
+
+    Attributes:
+        origin: the fusion's base.
+        folder: the fusion's.
+        name: the task's.
+        own: the task's own head.
+        names: the backbone's tensors.
+        find_test: finds its test rows.
+    """
+
+    origin: CheckpointOrigin
+    folder: Path
+    name: str
+    own: LinearHead | None
+    names: tuple[str, ...]
+    find_test: Callable[[], TestRows | None]
+
+    def model(self) -> TaskModel:
+        """Return the model that runs."""
+        if not self._place.is_dir():
+            return self.origin.bare(self.name, self.own, self.names)
+        return self.origin.restore(self.name, self._place, self.own, self.names)
+
+    def kept(self) -> Kept | None:
+        """Return what is kept of its inputs."""
+        return read_kept(self.inputs)
+
+    def test(self) -> TestRows | None:
+        """Return its labelled test rows."""
+        return self.find_test()
+
+    def files(self) -> TaskFiles | None:
+        """Return what its model's folder holds beside the backbone."""
+        return self.origin.files(self._place, self.names) if self._place.is_dir() else None
+
+    @property
+    def inputs(self) -> Path:
+        """The folder of its kept inputs, which may be missing."""
+        return self.folder / "inputs" / self.name
+
+    @property
+    def _place(self) -> Path:
+        return self.folder / "tasks" / self.name
+
+
+def test_rows(entry: Mapping[str, Any], seed: int) -> TestRows | None:
+    """Return a saved task's test rows; None where they are not known, or have gone."""
+    if (reopen := entry["about"].get("test")) is None:
+        return None
+    try:
+        arguments = dict(reopen)
+        split, most = arguments.pop("split", None), arguments.pop("rows", None)
+        data = load_data(arguments.pop("reference"), **arguments)
+        rows = task_rows(
+            None if split is None else data,
+            None,
+            data if split is None else None,
+            label_names=entry["label_names"],
+            label_share=1.0,
+            most=None,
+            seed=seed,
+            where=entry["name"],
+            most_test=most,
+        )
+    except TransshipError:
+        return None  # what was measured before stays
+    return rows.test
 
 
 def write_kept(folder: Path, kept: Kept) -> None:
