@@ -36,6 +36,7 @@ __all__ = [
     "describe_all",
     "has_method",
     "method_class",
+    "method_name",
     "method_names",
     "methods_package",
     "parse_fields",
@@ -121,6 +122,16 @@ def method_class(verb: str, name: str) -> type[Method]:
             fix="update or remove the package that declares it",
         )
     return kind
+
+
+def method_name(kind: type[Method]) -> str:
+    """Return the name by which `method_class` finds a class: its entry point's, or that of its file."""
+    module = kind.__module__
+    if not module.startswith("transship.verbs."):
+        for point in metadata.entry_points(group=GROUP):
+            if point.value in (module, f"{module}:{kind.__qualname__}"):
+                return point.name.partition(".")[2]
+    return module.rpartition(".")[2].replace("_", "-")
 
 
 def _folder(verb: str) -> Path:

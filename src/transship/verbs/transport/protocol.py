@@ -20,7 +20,7 @@ from transship.errors import MatchError, OptionError
 from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
 from transship.numerics import derive_seed
-from transship.registry import Method
+from transship.registry import Method, method_name
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class TransportMethod(Method):
     @cached_property
     def name(self) -> str:
         """The `--method` name: the name of the file that defines the class."""
-        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+        return method_name(type(self))
 
     @property
     def requirements(self) -> Requirements:

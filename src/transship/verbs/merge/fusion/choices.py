@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transship.errors import OptionError
-from transship.registry import parse_fields
+from transship.registry import method_name, parse_fields
 from transship.verbs.merge.protocol import ContinualMethod, continual_method, parameters_of
 from transship.verbs.merge.tasks.heads import LABELLED, HeadKind, HeadSettings, head_kinds
 
@@ -84,7 +84,7 @@ def choose(
         name = RECOMMENDED if method == "auto" else method
         chosen = continual_method(name, options)
     else:
-        name, chosen = type(method).__module__.rsplit(".", 1)[-1].replace("_", "-"), method
+        name, chosen = method_name(type(method)), method
     kinds = head_kinds(heads, kept=kept)
     if strength == "auto":
         strength = STRENGTH[kept and method == "auto"]

@@ -12,7 +12,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from transship.registry import Method
+from transship.registry import Method, method_name
 from transship.types import Array
 from transship.verbs.translate.vectors import anchors_hash, by_blocks, like, to_tensor, unit, working
 
@@ -115,7 +115,7 @@ class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     @property
     def map_name(self) -> str:
         """The `--method` name: the name of the file that defines the class."""
-        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+        return method_name(type(self))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
