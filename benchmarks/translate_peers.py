@@ -174,6 +174,6 @@ def _vectors(model: str, texts: list[str], role: str) -> Any:
     """Return vectors by a local model, from the suites' cache."""
     from transship_suites.materials.embeddings import vectors
     from transship_suites.runner import Case, Context
-    from transship_suites.runner.cache import Cache, cache_home
+    from transship_suites.runner.context import Cache, cache_home
 
     return vectors(Context("peers", Case({}, 0), {}, Cache(cache_home())), model, texts, role)

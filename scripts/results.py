@@ -29,7 +29,7 @@ from typing import Any
 
 from transship.atomic import write_text
 from transship.report import markdown
-from transship_suites.runner.find import load_suite
+from transship_suites.runner.declaration import load_suite
 from transship_suites.runner.page import count_verdicts, seeds_text, suite_page
 from transship_suites.runner.quantities import Measurement
 from transship_suites.runner.results import CaseResult, SuiteResult, summarise

@@ -10,9 +10,11 @@ A suite has the scales `quick` and `full`, or `paper` alone: the paper's own set
 data set names and a GPU, which may never have been run. `--set`
 changes options of a scale, and needs may depend on them.
 
-Suites import heavy libraries inside functions, so that listing them is quick. What the suites of one paper
-share (rows, columns, claims, how a case is measured) lies in the paper's folder, models and data in
-`materials/`; what a suite imports counts as part of it.
+A suite imports what measures a case inside `run`, and nothing heavy above it, so that listing suites is
+quick. What the suites of one paper share lies in the paper's folder: `paper.toml` has the paper, what is
+known against it and its printed figures, `declared.py` rows, columns and claims; the other files measure.
+Models and data are in `materials/`, of which declarations import `origins` and tables of names alone. What a
+suite imports counts as part of it.
 
 The runner (`runner/`) keeps finished cases and trained models under `$TRANSSHIP_CACHE/suites` (else
 `~/.cache/transship/suites`):

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transship_suites.materials.packages import packaged_data, packaged_model
-from transship_suites.migration.glosses import glosses
-from transship_suites.migration.retrieval import retrieval
+from transship_suites.irp.declared import PAPER
+from transship_suites.materials.origins import packaged_data, packaged_models
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
+    Condition,
     Context,
     Measurement,
     Options,
-    Paper,
+    PaperTable,
     Quantity,
-    Row,
+    Reading,
     Scale,
     Suite,
-    Table,
     cell,
 )
-from transship_suites.runner.quantities import Cell, Combined
+from transship_suites.runner.quantities import Combined, MetricMean
 
 MODELS = ("minilm-l3", "minilm-l6", "bge-small", "granite-small", "mpnet-base")
 PAIRS = tuple((source, target) for source in MODELS for target in MODELS if source != target)
@@ -43,9 +41,12 @@ def cases(options: Options) -> list[dict[str, Any]]:
     ]
 
 
-def run(case: Case, context: Context) -> list[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one pair of encoders on one corpus."""
-    return list((glosses if case["corpus"] == "glosses" else retrieval)(case, context))
+    from transship_suites.migration import glosses, retrieval  # declaring costs no torch
+
+    measure = glosses.measure if case["corpus"] == "glosses" else retrieval.measure
+    return measure(case, context)
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class EveryPair(Quantity):
     def per_seed(self, measurements: Sequence[Measurement], seeds: Sequence[int]) -> list[float | None]:
         """Return the least over pairs, seed by seed."""
         pairs: dict[Any, list[Measurement]] = {}
-        for one in measurements:
-            if {"source", "target"} <= set(one.factors):
-                pairs.setdefault((one.factors["source"], one.factors["target"]), []).append(one)
+        for own in measurements:
+            if {"source", "target"} <= set(own.factors):
+                pairs.setdefault((own.factors["source"], own.factors["target"]), []).append(own)
         columns = [
             self.quantity.per_seed(own, seeds) for own in pairs.values() if _tried(self.quantity, own, seeds)
         ]
@@ -88,8 +89,8 @@ def _tried(quantity: Quantity, measurements: Sequence[Measurement], seeds: Seque
     """
     if isinstance(quantity, Combined):
         return any(_tried(part, measurements, seeds) for part in quantity.parts)
-    noted = [Measurement(one.factors, dict.fromkeys(one.metrics, 0.0), one.seed) for one in measurements]
-    return isinstance(quantity, Cell) and quantity.per_seed(noted, seeds) != [None] * len(seeds)
+    noted = [Measurement(own.factors, dict.fromkeys(own.metrics, 0.0), own.seed) for own in measurements]
+    return isinstance(quantity, MetricMean) and quantity.per_seed(noted, seeds) != [None] * len(seeds)
 
 
 def _recall(method: str, anchors: int = 2000) -> Any:
@@ -195,42 +196,44 @@ _CLAIMS = (
     ),
 )
 
-_ALONE = Row("old model alone", {"method": "old model alone"})
-_GLOSSES_BY_SIZE = Table(
+_ALONE = Condition("old model alone", {"method": "old model alone"})
+_GLOSSES_BY_SIZE = PaperTable(
     title="Recall@10 of the native top 10 on glosses, mean of all pairs",
     rows=(
-        *(Row(method, {"method": method}) for method in (*MAPS, *UNTOUCHED)),
+        *(Condition(method, {"method": method}) for method in (*MAPS, *UNTOUCHED)),
         *(
-            Row(f"ridge, {way} anchors", {"method": f"ridge, {way} anchors"})
+            Condition(f"ridge, {way} anchors", {"method": f"ridge, {way} anchors"})
             for way in ("farthest", "kmeans")
         ),
     ),
     columns=(
         *(
-            Column(f"{size:,} anchors", cell("recall", corpus="glosses", anchors=size))
+            Reading(f"{size:,} anchors", cell("recall", corpus="glosses", anchors=size))
             for size in (500, 2000, 5000)
         ),
-        Column("lowest pair at 2,000", EveryPair(cell("recall", corpus="glosses", anchors=2000))),
+        Reading("lowest pair at 2,000", EveryPair(cell("recall", corpus="glosses", anchors=2000))),
     ),
 )
-_GLOSSES_WHOLE = Table(
+_GLOSSES_WHOLE = PaperTable(
     title="Without anchors, and half moved: recall@10 on glosses",
     rows=(
         _ALONE,
-        Row("half the rows native, others by the kernel", {"method": "half native"}),
-        Row("the same with variance restored", {"method": "half native, variance restored"}),
+        Condition("half the rows native, others by the kernel", {"method": "half native"}),
+        Condition("the same with variance restored", {"method": "half native, variance restored"}),
     ),
     columns=(
-        Column("mean of all pairs", cell("recall", corpus="glosses")),
-        Column("lowest pair", EveryPair(cell("recall", corpus="glosses"))),
+        Reading("mean of all pairs", cell("recall", corpus="glosses")),
+        Reading("lowest pair", EveryPair(cell("recall", corpus="glosses"))),
     ),
 )
-_GLOSSES_BY_PAIR = Table(
+_GLOSSES_BY_PAIR = PaperTable(
     title="Recall@10 on glosses with 2,000 anchors, pair by pair",
-    rows=tuple(Row(f"{source} → {target}", {"source": source, "target": target}) for source, target in PAIRS),
+    rows=tuple(
+        Condition(f"{source} → {target}", {"source": source, "target": target}) for source, target in PAIRS
+    ),
     columns=(
-        Column("old model alone", cell("recall", corpus="glosses", method="old model alone")),
-        *(Column(method, _recall(method)) for method in (*MAPS, *UNTOUCHED)),
+        Reading("old model alone", cell("recall", corpus="glosses", method="old model alone")),
+        *(Reading(method, _recall(method)) for method in (*MAPS, *UNTOUCHED)),
     ),
 )
 _JUDGED = (
@@ -247,23 +250,23 @@ _JUDGED = (
 )
 
 
-def _judged(corpus: str, label: str, sizes: tuple[int, ...]) -> Table:
+def _judged(corpus: str, label: str, sizes: tuple[int, ...]) -> PaperTable:
     """Return what is kept on one collection; rows without anchors have the same figure in every column."""
     rows = [
-        Row(
+        Condition(
             f"{method}, {size:,} anchors" if _anchored(method) else method,
             {"method": method} | ({"anchors": size} if _anchored(method) else {}),
         )
         for method in _JUDGED
         for size in (sizes if _anchored(method) else sizes[:1])
     ]
-    return Table(
+    return PaperTable(
         title=f"{label}: nDCG@10 kept, mean of all pairs",
         rows=tuple(rows),
         columns=(
-            Column("nDCG@10 kept", cell("nDCG kept", corpus=corpus)),
-            Column("lowest pair", EveryPair(cell("nDCG kept", corpus=corpus))),
-            Column("recall@10 of the native top 10", cell("recall", corpus=corpus)),
+            Reading("nDCG@10 kept", cell("nDCG kept", corpus=corpus)),
+            Reading("lowest pair", EveryPair(cell("nDCG kept", corpus=corpus))),
+            Reading("recall@10 of the native top 10", cell("recall", corpus=corpus)),
         ),
     )
 
@@ -282,11 +285,7 @@ suite = Suite(
         "alone: old query on the old index. The row of latentis is its recipe written out anew, which gives "
         "the package's own vectors up to rounding (make peers)."
     ),
-    paper=Paper(
-        "Latent Space Translation via Inverse Relative Projection",
-        authors="Maiorca, Moschella, Fumero, Locatello and Rodolà",
-        where="the task is ours",
-    ),
+    paper=PAPER.at("the task is ours"),
     claims=_CLAIMS,
     scales={
         "quick": Scale(
@@ -319,8 +318,8 @@ suite = Suite(
                 "words": 64,
             },
             needs=(
-                *map(packaged_data, ("ir_scifact-corpus", "ir_cisi-corpus")),
-                *map(packaged_model, ("granite-small", "mpnet-base")),
+                *packaged_data("ir_scifact-corpus", "ir_cisi-corpus"),
+                *packaged_models("granite-small", "mpnet-base"),
             ),
         ),
     },
@@ -335,7 +334,7 @@ suite = Suite(
         _judged("cisi", "CISI", (500, 1000)),
     ),
     needs=(
-        *map(packaged_data, ("wordnet_glosses", "ir_cranfield-corpus")),
-        *map(packaged_model, ("minilm-l3", "minilm-l6", "bge-small")),
+        *packaged_data("wordnet_glosses", "ir_cranfield-corpus"),
+        *packaged_models("minilm-l3", "minilm-l6", "bge-small"),
     ),
 )

@@ -2,72 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-from transship_suites.irp.features import IMAGES
-from transship_suites.irp.small import (
+from transship.report import Figure
+from transship.report.figures import heat_map
+from transship_suites.irp.declared import (
     ALPHAS,
     DELTAS,
+    IMAGES,
     METHODS,
     OMEGAS,
-    measure_scale,
-    measure_sensitivity,
-    measure_stitch,
+    PAPER,
+    claims,
+    table_2,
 )
-from transship_suites.materials.packages import packaged_data, packaged_model
+from transship_suites.materials.origins import packaged_data, packaged_models
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
+    Condition,
     Context,
     Curve,
     Measurement,
     Options,
-    Paper,
+    PaperTable,
     Quantity,
-    Row,
+    Reading,
     Scale,
     Suite,
     SuiteResult,
-    Table,
     cell,
     highest,
 )
-
-if TYPE_CHECKING:
-    from transship.report import Figure
 
 DATA = (*IMAGES, "trec_questions", "wordnet_supersense", "sms_spam")
 
 
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return one case per data set, across modalities, for ω and δ, and for the scale of a layer."""
-    found: list[dict[str, Any]] = [{"part": "stitch", "data": name} for name in options["data"]]
+    stitched: list[dict[str, Any]] = [{"part": "stitch", "data": name} for name in options["data"]]
     others = {"cross-modal": "mnist", "sensitivity": "trec_questions", "scale": "trec_questions"}
-    return [*found, *({"part": part, "data": data} for part, data in others.items())]
+    return [*stitched, *({"part": part, "data": data} for part, data in others.items())]
 
 
-def run(case: Case, context: Context) -> list[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one case."""
-    parts = {
-        "stitch": measure_stitch,
-        "cross-modal": measure_stitch,
-        "sensitivity": measure_sensitivity,
-        "scale": measure_scale,
-    }
-    return list(parts[str(case["part"])](case, context))
+    from transship_suites.irp import stitch  # declaring costs no torch
+
+    parts = {"sensitivity": stitch.measure_sensitivity, "scale": stitch.measure_scale}
+    return parts.get(str(case["part"]), stitch.measure_stitch)(case, context)
 
 
 def figures(result: SuiteResult) -> list[Figure]:
     """Draw accuracy of every encoder with every head for IRP, with means per encoder and head (Fig. 7)."""
-    from transship.report.figures import heat_map
-
     drawn = []
-    stitched = [one for one in result.cases if "encoders" in one.attachments]
-    for part, data in dict.fromkeys((one.case["part"], one.case["data"]) for one in stitched):
-        chosen = [one for one in stitched if (one.case["part"], one.case["data"]) == (part, data)]
-        names = chosen[0].attachments["encoders"]
-        matrices = [one.attachments["IRP (paper)"] for one in chosen]
+    stitched: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for done in result.cases:
+        if "encoders" in done.attachments:
+            where = str(done.case["part"]), str(done.case["data"])
+            stitched.setdefault(where, []).append(done.attachments)
+    for (part, data), attachments in stitched.items():
+        names = attachments[0]["encoders"]
+        matrices = [attached["IRP (paper)"] for attached in attachments]
         places = range(len(names))
         mean: list[list[float | None]] = [
             [sum(matrix[i][j] for matrix in matrices) / len(matrices) for j in places] for i in places
@@ -94,10 +91,6 @@ def _mean(values: list[Any]) -> float:
     return float(sum(values) / len(values))
 
 
-def _accuracy(method: str) -> Any:
-    return cell("accuracy", part="stitch", method=method)
-
-
 def _apart(alpha: float) -> tuple[Quantity, Quantity]:
     """Return how far the last layer at length α is above the model as it is, and below: the higher is the
     distance.
@@ -107,43 +100,25 @@ def _apart(alpha: float) -> tuple[Quantity, Quantity]:
     return there - untouched, untouched - there
 
 
-_TABLE_2 = Table(
-    title="Accuracy over all ordered pairs of encoders (Table 2)",
-    rows=(
-        *(Row(name, {"part": "stitch", "data": name}) for name in DATA),
-        Row("mnist images ↔ captions", {"part": "cross-modal", "data": "mnist"}),
-    ),
-    columns=(
-        Column("zero-shot: IRP (paper)", cell("accuracy", method="IRP (paper)")),
-        Column("absolute", cell("accuracy", method="absolute")),
-        Column("non-stitch", cell("accuracy", method="non-stitch")),
-        *(Column(name, cell("accuracy", method=name)) for name in METHODS[1:]),
-        Column("pairs", cell("available", method="absolute"), digits=0),
-        Column("of these absolute can", cell("achievable", method="absolute"), digits=0),
-    ),
-    paper={
-        (data, column): value
-        for data, values in {
-            "mnist": (0.88, 0.10, 0.97),
-            "fashion_mnist": (0.82, 0.10, 0.91),
-            "trec_questions": (0.73, 0.22, 0.87),
-        }.items()
-        for column, value in zip(("zero-shot: IRP (paper)", "absolute", "non-stitch"), values, strict=True)
-    },
-    paper_source="Table 2",
-    setting=(
-        "the paper has five large pretrained vision encoders and four language models; we have small "
-        "networks trained here for images, of which two share a width, and the sentence encoders at hand for "
-        "text. Its settings of ω and δ are used where it has the data set. Across modalities it has news "
-        "articles with their pictures; we have digits and captions that name them, and count only pairs that "
-        "cross"
-    ),
+_TABLE_2 = table_2(
+    "Accuracy over all ordered pairs of encoders (Table 2)",
+    [
+        *(Condition(name, {"part": "stitch", "data": name}) for name in DATA),
+        Condition("mnist images ↔ captions", {"part": "cross-modal", "data": "mnist"}),
+    ],
+    METHODS,
+    {"mnist": "MNIST", "fashion_mnist": "Fashion MNIST", "trec_questions": "TREC"},
+    "the paper has five large pretrained vision encoders and four language models; we have small "
+    "networks trained here for images, of which two share a width, and the sentence encoders at hand for "
+    "text. Its settings of ω and δ are used where it has the data set. Across modalities it has news "
+    "articles with their pictures; we have digits and captions that name them, and count only pairs that "
+    "cross",
 )
-_SENSITIVITY = Table(
+_SENSITIVITY = PaperTable(
     title="Sensitivity to δ with 16 subspaces",
-    rows=tuple(Row(f"δ = {delta}", {"delta": delta}) for delta in DELTAS),
+    rows=tuple(Condition(f"δ = {delta}", {"delta": delta}) for delta in DELTAS),
     columns=tuple(
-        Column(name, cell(metric, part="sensitivity", omega=16))
+        Reading(name, cell(metric, part="sensitivity", omega=16))
         for name, metric in (
             ("similarity between spaces", "similarity"),
             ("similarity within a space", "similarity within"),
@@ -153,15 +128,15 @@ _SENSITIVITY = Table(
         )
     ),
 )
-_SCALES = Table(
+_SCALES = PaperTable(
     title="Accuracy when the vectors of a layer are given the length α (minilm-l6 on TREC)",
     rows=(
-        *(Row(f"after layer {layer}", {"part": "scale", "layer": layer}) for layer in (0, 2, 4, 6)),
-        Row("not rescaled", {"part": "scale", "method": "not rescaled"}),
+        *(Condition(f"after layer {layer}", {"part": "scale", "layer": layer}) for layer in (0, 2, 4, 6)),
+        Condition("not rescaled", {"part": "scale", "method": "not rescaled"}),
     ),
     columns=(
-        *(Column(f"α = {alpha:g}", cell("accuracy", alpha=alpha)) for alpha in ALPHAS),
-        Column("as they are", cell("accuracy", method="not rescaled")),
+        *(Reading(f"α = {alpha:g}", cell("accuracy", alpha=alpha)) for alpha in ALPHAS),
+        Reading("as they are", cell("accuracy", method="not rescaled")),
     ),
 )
 
@@ -171,7 +146,7 @@ def _against_delta(title: str, metric: str, y_title: str) -> Curve:
         title=title,
         x="delta",
         quantity=cell(metric, part="sensitivity"),
-        lines=tuple(Row(f"ω = {omega}", {"omega": omega}) for omega in OMEGAS),
+        lines=tuple(Condition(f"ω = {omega}", {"omega": omega}) for omega in OMEGAS),
         x_title="δ",
         y_title=y_title,
     )
@@ -185,30 +160,9 @@ suite = Suite(
         "own encoder. IRP (paper) leaves the number of anchors to δ; guarded and completed keep it clear of "
         "the width of the space, where the inverse is at its worst."
     ),
-    paper=Paper(
-        "Latent Space Translation via Inverse Relative Projection",
-        authors="Maiorca, Moschella, Fumero, Locatello and Rodolà",
-        where="Table 2, Figures 2, 3, 6 and 7",
-    ),
+    paper=PAPER.at("Table 2, Figures 2, 3, 6 and 7"),
     claims=(
-        Claim(
-            text="Stitching by IRP keeps most of the accuracy: at most 0.15 is lost on average.",
-            quantity=_accuracy("non-stitch") - _accuracy("IRP (paper)"),
-            at_most=0.15,
-            source="Table 2",
-        ),
-        Claim(
-            text="IRP gains at least 0.3 over a head that is used without translation.",
-            quantity=_accuracy("IRP (paper)") - _accuracy("absolute"),
-            at_least=0.3,
-            source="Table 2",
-        ),
-        Claim(
-            text="A direct map (ridge) stitches at least as well as IRP.",
-            quantity=_accuracy("ridge") - _accuracy("IRP (paper)"),
-            at_least=0.0,
-            source="ours",
-        ),
+        *claims("IRP (paper)", (0.15, "Table 2"), "Table 2", part="stitch"),
         Claim(
             text="Heads also work across modalities: IRP classifies images by a head of captions, and back.",
             quantity=cell("accuracy", part="cross-modal", method="IRP (paper)"),
@@ -271,8 +225,8 @@ suite = Suite(
                 "epochs": 6,
             },
             needs=(
-                *map(packaged_data, ("fashion_mnist", "sms_spam", "wordnet_supersense-train")),
-                *map(packaged_model, ("granite-small", "mpnet-base")),
+                *packaged_data("fashion_mnist", "sms_spam", "wordnet_supersense-train"),
+                *packaged_models("granite-small", "mpnet-base"),
             ),
         ),
     },
@@ -287,7 +241,7 @@ suite = Suite(
     ),
     figures=figures,
     needs=(
-        *map(packaged_data, ("mnist", "trec_questions")),
-        *map(packaged_model, ("minilm-l3", "minilm-l6", "bge-small")),
+        *packaged_data("mnist", "trec_questions"),
+        *packaged_models("minilm-l3", "minilm-l6", "bge-small"),
     ),
 )

@@ -5,23 +5,21 @@ Table 2 and Figure 7 of the paper. It runs where the hub, the data and a GPU are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from transship_suites.materials.hub import CONVERTED, data, gpu, model
+from transship_suites.irp.declared import ABOUT, PAPER, claims, table_2
+from transship_suites.materials.origins import CONVERTED, data, gpu, model
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
+    Condition,
     Context,
     Measurement,
     Need,
     Options,
-    Paper,
-    Row,
     Scale,
     Suite,
-    Table,
     cell,
 )
 
@@ -41,52 +39,7 @@ TEXTS = (
 )
 _N24 = "github.com/billywzh717/N24News, as $TRANSSHIP_DATA/n24news/SPLIT.parquet with text, image and label"
 # row → where it is, its columns, and the paper's ω and δ
-DATA: dict[str, dict[str, Any]] = {
-    "MNIST": {"hub": "ylecun/mnist", "config": "mnist", "kind": "image", "omega": 8, "delta": 0.65},
-    "Fashion MNIST": {
-        "hub": "zalando-datasets/fashion_mnist",
-        "config": "fashion_mnist",
-        "kind": "image",
-        "omega": 8,
-        "delta": 0.65,
-    },
-    "CIFAR-10": {
-        "hub": "uoft-cs/cifar10",
-        "config": "plain_text",
-        "kind": "image",
-        "column": "img",
-        "omega": 8,
-        "delta": 0.75,
-    },
-    "CIFAR-100 (coarse)": {
-        "hub": "uoft-cs/cifar100",
-        "config": "cifar100",
-        "kind": "image",
-        "column": "img",
-        "label": "coarse_label",
-        "omega": 8,
-        "delta": 0.70,
-    },
-    "CIFAR-100 (fine)": {
-        "hub": "uoft-cs/cifar100",
-        "config": "cifar100",
-        "kind": "image",
-        "column": "img",
-        "label": "fine_label",
-        "omega": 8,
-        "delta": 0.75,
-    },
-    "TREC": {
-        "hub": f"CogComp/trec@{CONVERTED}",
-        "config": "default",
-        "kind": "text",
-        "label": "coarse_label",
-        "omega": 8,
-        "delta": 0.70,
-    },
-    "N24News": {"hub": "n24news", "kind": "text", "column": "text", "omega": 8, "delta": 0.65},
-    "N24News, images ↔ texts": {"hub": "n24news", "kind": "both", "omega": 16, "delta": 0.8},
-}
+DATA: dict[str, dict[str, Any]] = ABOUT["data"]
 METHODS = ("IRP", "procrustes", "ridge")
 
 
@@ -95,11 +48,11 @@ def cases(options: Options) -> list[dict[str, Any]]:
     return [{"data": name} for name in options["data"]]
 
 
-def run(case: Case, context: Context) -> Iterator[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Stitch all ordered pairs of encoders and heads on one data set."""
-    from transship_suites.irp.paper import measured
+    from transship_suites.irp.stitch import measure_hub  # declaring costs no torch
 
-    yield from measured(case, context)
+    return measure_hub(case, context)
 
 
 def needs(options: Options) -> list[Need]:
@@ -122,20 +75,7 @@ def needs(options: Options) -> list[Need]:
     return [gpu(8), *timm, *(model(name) for name in encoders), *listed]
 
 
-_PAPER = {
-    "MNIST": (0.88, 0.10, 0.97),
-    "Fashion MNIST": (0.82, 0.10, 0.91),
-    "CIFAR-10": (0.92, 0.11, 0.95),
-    "CIFAR-100 (coarse)": (0.72, 0.05, 0.88),
-    "CIFAR-100 (fine)": (0.62, 0.01, 0.82),
-    "TREC": (0.73, 0.22, 0.87),
-    "N24News": (0.55, 0.05, 0.70),
-}
 _ONE = tuple(name for name in DATA if DATA[name]["kind"] != "both")
-
-
-def _mean(method: str) -> Any:
-    return cell("accuracy", method=method, data=_ONE)
 
 
 suite = Suite(
@@ -148,30 +88,9 @@ suite = Suite(
         "width give the 6 pairs that absolute can tackle, five language models of one width its 20. Anchors "
         "are 768, the number of its Figure 3; heads are logistic regressions."
     ),
-    paper=Paper(
-        "Latent Space Translation via Inverse Relative Projection",
-        authors="Maiorca, Moschella, Fumero, Locatello and Rodolà",
-        where="Table 2, Figure 7",
-    ),
+    paper=PAPER.at("Table 2, Figure 7"),
     claims=(
-        Claim(
-            text="Stitching by IRP keeps most of the accuracy: at most 0.2 is lost on average.",
-            quantity=_mean("non-stitch") - _mean("IRP"),
-            at_most=0.2,
-            source="Table 2 (0.12)",
-        ),
-        Claim(
-            text="IRP gains at least 0.3 over a head that is used without translation.",
-            quantity=_mean("IRP") - _mean("absolute"),
-            at_least=0.3,
-            source="Table 2 (0.66)",
-        ),
-        Claim(
-            text="A direct map (ridge) stitches at least as well as IRP.",
-            quantity=_mean("ridge") - _mean("IRP"),
-            at_least=0.0,
-            source="ours",
-        ),
+        *claims("IRP", (0.2, "Table 2 (0.12)"), "Table 2 (0.66)", data=_ONE),
         Claim(
             text="Heads also work across modalities: IRP is at least 0.2 above chance on N24News.",
             quantity=cell("accuracy", method="IRP", data="N24News, images ↔ texts"),
@@ -199,27 +118,13 @@ suite = Suite(
     cases=cases,
     run=run,
     tables=(
-        Table(
-            title="Accuracy over all ordered pairs of encoders (Table 2)",
-            rows=tuple(Row(name, {"data": name}) for name in DATA),
-            columns=(
-                Column("zero-shot: IRP", cell("accuracy", method="IRP")),
-                Column("absolute", cell("accuracy", method="absolute")),
-                Column("non-stitch", cell("accuracy", method="non-stitch")),
-                *(Column(name, cell("accuracy", method=name)) for name in METHODS[1:]),
-                Column("pairs", cell("available", method="absolute"), digits=0),
-                Column("of these absolute can", cell("achievable", method="absolute"), digits=0),
-            ),
-            paper={
-                (row, column): value
-                for row, own in _PAPER.items()
-                for column, value in zip(("zero-shot: IRP", "absolute", "non-stitch"), own, strict=True)
-            },
-            paper_source="Table 2",
-            setting=(
-                "none in data; what the paper leaves open, its checkpoints among it, is named at the end "
-                "of the page. Figure 7 prints no numbers"
-            ),
+        table_2(
+            "Accuracy over all ordered pairs of encoders (Table 2)",
+            [Condition(name, {"data": name}) for name in DATA],
+            METHODS,
+            {name: name for name in _ONE},
+            "none in data; what the paper leaves open, its checkpoints among it, is named at the end "
+            "of the page. Figure 7 prints no numbers",
         ),
     ),
 )

@@ -6,99 +6,21 @@ merged body and on the unmerged base.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
-from transship_suites.materials.picture_tasks import NEEDS, TASKS
-from transship_suites.otmf.declared import alpha_curve, cases, ours, sweep_claim, tables, theirs
+from transship_suites.materials.origins import PICTURE_TASKS, packaged_data
+from transship_suites.otmf.declared import small_suite
 from transship_suites.otmf.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
-from transship_suites.otmf.small import Bench
-from transship_suites.runner import Case, Context, Measurement, Paper, Scale, Suite, SuiteResult
+from transship_suites.runner import Case, Context, Measurement, Scale
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from transship_suites.materials.training import Task
-
-CLAIMS = (*ours(), *theirs(), sweep_claim())
+TASKS = tuple(PICTURE_TASKS)
 
 
-def run(case: Case, context: Context) -> Iterator[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one case."""
-    yield from PictureBench(context).measured(case)
+    from transship_suites.otmf.small import PictureMerging  # declaring costs no torch
 
-
-class PictureBench(Bench):
-    """Eight picture tasks on a vision transformer that knows half of the digits and half of the clothes."""
-
-    def load_tasks(self) -> list[Task]:
-        """Return the tasks in their first order."""
-        from transship_suites.materials.picture_tasks import load_task
-
-        return [load_task(name, self.options["rows"], self.options["test"]) for name in self.options["tasks"]]
-
-    def load_base(self) -> nn.Module:
-        """Return the transformer of this seed after pre-training."""
-        from transship_suites.materials import bodies, training
-        from transship_suites.materials import small_networks as networks
-        from transship_suites.materials.picture_tasks import pretraining_pictures
-        from transship_suites.materials.shifts import augment
-
-        settings = {"steps": self.options["pretrain"], "seed": self.context.seed("base") % 2**31}
-        arrays = self.context.cached(
-            "merge-picture-base",
-            {**settings, "shape": str(bodies.SHAPE)},
-            lambda: training.to_arrays(bodies.pretrained_eye(pretraining_pictures(), **settings), ()),
-            code=(
-                bodies.Eye,
-                bodies.pretrained_eye,
-                training.train,
-                pretraining_pictures,
-                augment,
-                networks.Network,
-            ),
-        )
-        return training.from_arrays(arrays, bodies.Eye())[0]
-
-    def tuned(self, tasks: Sequence[Task]) -> tuple[nn.Module, list[nn.Linear]]:
-        """Return the base trained on `tasks`, made once."""
-        from transship_suites.materials import bodies, training
-        from transship_suites.materials import picture_tasks as pictures
-
-        settings = {
-            "steps": self.options["tune"],
-            "rate": self.options["rate"],
-            "seed": self.context.seed("tune", *(task.name for task in tasks)) % 2**31,
-            "batch": 64,
-        }
-        parts = {
-            **settings,
-            "tasks": [task.name for task in tasks],
-            "rows": [len(task.train) for task in tasks],
-            "base": [self.context.seed("base"), self.options["pretrain"]],
-        }
-        arrays = self.context.cached(
-            "merge-picture-tuned",
-            parts,
-            lambda: training.to_arrays(*training.tune(self.base, tasks, self.read, **settings)),
-            code=(
-                training.tune,
-                training.train,
-                training.probe,
-                bodies.Eye,
-                bodies.pretrained_eye,
-                pictures._made,
-                pictures._stored,
-            ),
-        )
-        return training.from_arrays(arrays, self.base)
-
-
-def figures(result: SuiteResult) -> list[Any]:
-    """Return medians over orders and seeds, accuracy matrices and clouds of features."""
-    from transship_suites.otmf.figures import merging_figures
-
-    return merging_figures(result, CLAIMS)
+    return PictureMerging(case, context).measured()
 
 
 _SETTING = (
@@ -106,7 +28,9 @@ _SETTING = (
     "of width 64, pre-trained on half of the classes of MNIST and Fashion-MNIST, with heads trained per task"
 )
 
-suite = Suite(
+suite = small_suite(
+    _SETTING,
+    "Tables 1, 2 and 5, Figure 5",
     title="OTMF and its rivals on small vision transformers, one model after another",
     summary=(
         "A vision transformer (width 64, four blocks, 28×28 pixels in 7×7 patches) is pre-trained on the "
@@ -116,12 +40,6 @@ suite = Suite(
         "tuned, without where they are carried from the fine-tune's logits. ACC is the mean test accuracy "
         "after the last model, BWT leaves the last task out."
     ),
-    paper=Paper(
-        "Merging without Forgetting: Continual Fusion of Task-Specific Models via Optimal Transport",
-        authors="Pan, Chen, Li, Zhang, Cui, Jin, Tao, Yang, Ye and Zhang",
-        where="Tables 1, 2 and 5, Figure 5",
-    ),
-    claims=CLAIMS,
     scales={
         "quick": Scale(
             seeds=2,
@@ -156,10 +74,6 @@ suite = Suite(
             },
         ),
     },
-    cases=cases,
     run=run,
-    tables=tables(setting=_SETTING),
-    curves=(alpha_curve(),),
-    figures=figures,
-    needs=NEEDS,
+    needs=packaged_data("mnist", "fashion_mnist", "gtsrb_32", "usps_test"),
 )

@@ -5,34 +5,32 @@ Tables 1, 2 and 7 of the paper with a vision transformer of 200,000 parameters t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transship_suites.materials.grids import GRIDS, NEEDS, base, grid_task, proxy
-from transship_suites.materials.series import needs
-from transship_suites.materials.small_pictures import NEEDS as PICTURES
-from transship_suites.recraft.rows import (
+from transship_suites.materials.origins import GRIDS, packaged_data, ucr_data
+from transship_suites.recraft.declared import (
     CORE,
     OTHERS,
     PAPER,
     RAW_NAMES,
     STAGE_ONE,
-    figures,
-    measured,
+    paper_figures,
     rows,
 )
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
     Context,
     Measurement,
     Options,
+    PaperTable,
+    Reading,
     Scale,
     Suite,
-    Table,
     cell,
     lowest,
+    percent,
 )
 
 BACKBONE = "small ViT"
@@ -41,36 +39,22 @@ POINTS = tuple(name for name in GRIDS if name != "darcy")
 
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return every variant's tasks with its parts: raw models and the operator first."""
-    found = []
+    listed = []
     for variant, own in options["variants"].items():
         for task, parts in own["parts"].items():
             unaided = ["raw", "fno"] if task == "darcy" else ["raw"]
-            listed = [("none", part) for part in unaided] + [(BACKBONE, part) for part in parts]
-            found += [
-                {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in listed
+            pairs = [("none", part) for part in unaided] + [(BACKBONE, part) for part in parts]
+            listed += [
+                {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in pairs
             ]
-    return found
+    return listed
 
 
-def run(case: Case, context: Context) -> Iterator[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one part on one task: all parts of a seed share rows and first weights."""
-    from transship_suites.recraft.operator import missing
+    from transship_suites.recraft.measure import measured_grid  # declaring costs no torch
 
-    name, part = str(case["task"]), str(case["part"])
-    own = context.options["variants"][case["variant"]]
-    reason = missing() if part == "fno" else None
-    if reason is not None:
-        context.attach("skipped", reason)
-        return
-    size = own["rows"][name] if isinstance(own["rows"], dict) else own["rows"]
-    task = grid_task(name, rows=size, test=own["test"], seed=context.seed("rows", name) % 2**32)
-    seed = context.seed("fit", name) % 2**31
-    settings = {**own["settings"], **own.get(name, {})}
-    backbone: Any = None
-    if part not in ("raw", "fno"):
-        backbone = base(context, int(context.options["pretrain"]))
-        settings["proxy"] = proxy()
-    yield from measured(task, part, seed=seed, backbone=backbone, options={**own, "settings": settings})
+    return measured_grid(case, context)
 
 
 def _error(method: str, task: str, variant: str = "all") -> Any:
@@ -83,15 +67,6 @@ _FIELD_METHODS = ("nft", "recraft", "fa", "fa-warm", "nft*", "scratch", "orca", 
 _SETTINGS = {"batch_size": 16, "proxy_items": 2000, "learning_rate": 1e-3, "embedder_factor": 2.0}
 # the last embedder of stage 1, as in the paper
 _RECRAFT = {name: {"select": False} for name in ("recraft", "hybrid")}
-_PAPER_7 = {"nft": {"darcy": 7.4e-3}, "fa": {"darcy": 7.3e-3}, "recraft": {"darcy": 7.2e-3}}
-_PAPER_1 = {
-    "nft": {"darcy": 0.085},
-    "orca": {"darcy": 0.081},
-    "pare": {"darcy": 0.081},
-    "mona": {"darcy": 0.079},
-    "recraft": {"darcy": 0.079},
-    "fno": {"darcy": 0.22},
-}
 _SETTING = (
     "the paper adapts Swin-base (ImageNet-22k) with CIFAR-10 as proxy to Darcy flow on 85² (Tables 2 and 7) "
     "or 128² points (Tables 1 and 3); we adapt a ViT of 200,000 parameters that knows MNIST and Fashion-"
@@ -99,10 +74,34 @@ _SETTING = (
     "the figures cannot be compared, only their order"
 )
 _POINT_COLUMNS = tuple(
-    Column(f"{task}, {words}", cell("accuracy", task=task, variant=variant), percent=True, digits=1)
+    percent(f"{task}, {words}", cell("accuracy", task=task, variant=variant))
     for variant, words in (("low", "300 rows"), ("all", "all rows"))
     for task in POINTS
 )
+
+_FIELD_PARTS, _POINT_PARTS = {"darcy": _FIELD_METHODS}, dict.fromkeys(POINTS, _METHODS)
+
+
+def _variant(
+    rows: int | None,
+    test: int | None,
+    parts: Mapping[str, Sequence[str]],
+    *,
+    epochs: int,
+    longer: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return what a variant runs: how many rows, the methods of each task, and how long."""
+    return {
+        "rows": rows,
+        "test": test,
+        "parts": {task: list(methods) for task, methods in parts.items()},
+        "settings": {**_SETTINGS, "epochs": epochs},
+        "methods": _RECRAFT,
+        "longer": longer,
+        **more,
+    }
+
 
 suite = Suite(
     title="RECRAFT from a small vision transformer to other grids",
@@ -154,23 +153,8 @@ suite = Suite(
             options={
                 "pretrain": 1500,
                 "variants": {
-                    "all": {
-                        "rows": 300,
-                        "test": 50,
-                        "parts": {"darcy": list(_QUICK)},
-                        "settings": {**_SETTINGS, "epochs": 10},
-                        "methods": _RECRAFT,
-                        "fno": {"epochs": 10},
-                        "longer": 1.3,
-                    },
-                    "low": {
-                        "rows": 150,
-                        "test": 200,
-                        "parts": {name: list(_QUICK) for name in POINTS},
-                        "settings": {**_SETTINGS, "epochs": 8},
-                        "methods": _RECRAFT,
-                        "longer": 1.5,
-                    },
+                    "all": _variant(300, 50, {"darcy": _QUICK}, epochs=10, longer=1.3, fno={"epochs": 10}),
+                    "low": _variant(150, 200, dict.fromkeys(POINTS, _QUICK), epochs=8, longer=1.5),
                 },
             },
         ),
@@ -180,23 +164,8 @@ suite = Suite(
             options={
                 "pretrain": 1500,
                 "variants": {
-                    "all": {
-                        "rows": None,
-                        "test": None,
-                        "parts": {"darcy": list(_FIELD_METHODS)},
-                        "settings": {**_SETTINGS, "epochs": 16},
-                        "methods": _RECRAFT,
-                        "fno": {"epochs": 30},
-                        "longer": 1.15,
-                    },
-                    "low": {
-                        "rows": 300,
-                        "test": 400,
-                        "parts": {name: list(_METHODS) for name in POINTS},
-                        "settings": {**_SETTINGS, "epochs": 20},
-                        "methods": _RECRAFT,
-                        "longer": 1.4,
-                    },
+                    "all": _variant(None, None, _FIELD_PARTS, epochs=16, longer=1.15, fno={"epochs": 30}),
+                    "low": _variant(300, 400, _POINT_PARTS, epochs=20, longer=1.4),
                 },
             },
         ),
@@ -206,23 +175,15 @@ suite = Suite(
             options={
                 "pretrain": 6000,
                 "variants": {
-                    "all": {
-                        "rows": None,
-                        "test": None,
-                        "parts": {**{name: list(_METHODS) for name in POINTS}, "darcy": list(_FIELD_METHODS)},
-                        "settings": {**_SETTINGS, "epochs": 60},
-                        "methods": _RECRAFT,
-                        "fno": {"epochs": 100, "width": 32},
-                        "longer": 1.05,
-                    },
-                    "low": {
-                        "rows": 300,
-                        "test": None,
-                        "parts": {name: list(_METHODS) for name in POINTS},
-                        "settings": {**_SETTINGS, "epochs": 60},
-                        "methods": _RECRAFT,
-                        "longer": 1.1,
-                    },
+                    "all": _variant(
+                        None,
+                        None,
+                        {**_POINT_PARTS, **_FIELD_PARTS},
+                        epochs=60,
+                        longer=1.05,
+                        fno={"epochs": 100, "width": 32},
+                    ),
+                    "low": _variant(300, None, _POINT_PARTS, epochs=60, longer=1.1),
                 },
             },
         ),
@@ -230,37 +191,40 @@ suite = Suite(
     cases=cases,
     run=run,
     tables=(
-        Table(
+        PaperTable(
             title="Darcy flow (Tables 1 and 3): relative ℓ2, which is nRMSE for one channel",
             rows=rows(
                 *_FIELD_METHODS, "fno", "constant", "ridge", "rocket", backbone=BACKBONE, variant="all"
             ),
             columns=(
-                Column("darcy", cell("relative_l2", task="darcy"), digits=4),
-                Column("CPU seconds", cell("seconds", task="darcy"), digits=1),
+                Reading("darcy", cell("relative_l2", task="darcy"), digits=4),
+                Reading("CPU seconds", cell("seconds", task="darcy"), digits=1),
             ),
-            paper=figures(_PAPER_1),
+            paper=paper_figures("pdebench", {"darcy": "Darcy"}),
             paper_source="Tables 1 and 3, nRMSE",
             setting=_SETTING,
         ),
-        Table(
+        PaperTable(
             title="Contributions (Table 7): Darcy flow, relative ℓ2",
             rows=rows("nft", "fa", "recraft", "fa-warm", "rocket", backbone=BACKBONE, variant="all"),
-            columns=(Column("darcy", cell("relative_l2", task="darcy"), digits=4),),
-            paper=figures(_PAPER_7),
+            columns=(Reading("darcy", cell("relative_l2", task="darcy"), digits=4),),
+            paper=paper_figures("nasbench360", {"darcy": "darcy"}, "nft", "fa", "recraft"),
             paper_source="Table 7",
             setting=_SETTING,
         ),
-        Table(
+        PaperTable(
             title="Pictures of other things (Table 2): accuracy",
             rows=rows(*_METHODS, *RAW_NAMES, backbone=BACKBONE),
             columns=_POINT_COLUMNS,
         ),
-        Table(
+        PaperTable(
             title="Where stage 1 ends on Darcy flow",
             rows=rows("fa", "recraft", "fa-warm", backbone=BACKBONE, task="darcy", variant="all"),
             columns=STAGE_ONE,
         ),
     ),
-    needs=(*NEEDS, *PICTURES, *needs("CricketX")),
+    needs=(
+        *packaged_data("gtsrb_32", "pde_darcy_train_16", "pde_darcy_test_16", "mnist", "fashion_mnist"),
+        *ucr_data("CricketX"),
+    ),
 )

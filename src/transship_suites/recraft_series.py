@@ -6,22 +6,21 @@ of the UCR archive.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from transship_suites.materials.packages import packaged_model
-from transship_suites.materials.series import FIELDS, UCR, needs, series_task
+from transship_suites.materials.origins import FIELDS, UCR, packaged_models, ucr_data
 from transship_suites.recraft import worth
-from transship_suites.recraft.measure import DEFAULT, HYBRID
-from transship_suites.recraft.rows import (
+from transship_suites.recraft.declared import (
     CORE,
+    DEFAULT,
+    HYBRID,
     PAPER,
     RAW_NAMES,
     STAGE_ONE,
     WORDNET,
-    figures,
     mean_of,
-    measured,
+    paper_figures,
     rows,
     worst,
 )
@@ -29,68 +28,53 @@ from transship_suites.recraft.scales import BACKBONE, FURTHER, LOW, METHODS, SCA
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
     Context,
     EveryRun,
     Measurement,
     Options,
+    PaperTable,
     Quantity,
+    Reading,
     Suite,
-    Table,
     cell,
     highest,
+    percent,
 )
 
 
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return every variant's tasks with its parts: raw models first, then the methods of each backbone."""
-    found = []
+    listed = []
     for variant, own in options["variants"].items():
         for task in own["tasks"]:
             operator = ["fno"] if task in FIELDS and own.get("operator") else []
             parts = [("none", part) for part in [*own.get("unaided", ["raw"]), *operator]]
             parts += [(name, part) for name, wanted in own["backbones"].items() for part in wanted]
-            found += [
+            listed += [
                 {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in parts
             ]
-    return found
+    return listed
 
 
-def run(case: Case, context: Context) -> Iterator[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one part on one task: all parts of a seed share rows and first weights.
 
     The seeds of a variant may take its tasks in turn.
     """
-    from transship_suites.recraft.operator import missing
+    from transship_suites.recraft.measure import measured_series  # declaring costs no torch
 
-    name, part = str(case["task"]), str(case["part"])
-    own, seeds = context.options["variants"][case["variant"]], context.options["seeds"]
-    if own.get("in_turn") and own["tasks"][case.seed % seeds % len(own["tasks"])] != name:
-        return
-    reason = missing() if part == "fno" else None
-    if reason is not None:
-        context.attach("skipped", reason)
-        return
-    rows = worth.size_of(own, part)
-    task = series_task(name, rows=rows, test=own["test"], seed=context.seed("rows", name) % 2**32)
-    seed = context.seed("fit", name) % 2**31
-    for one in measured(task, part, seed=seed, backbone=case["backbone"], options=own):
-        sized = {"rows": rows} if rows is not None else {}
-        yield Measurement({**one.factors, **sized}, one.metrics)
+    return measured_series(case, context)
 
 
 _LOW: dict[str, Any] = {"variant": "low", "backbone": BACKBONE}
 
 
-def _accuracy(variant: str, tasks: tuple[str, ...]) -> tuple[Column, ...]:
+def _accuracy(variant: str, tasks: tuple[str, ...]) -> tuple[Reading, ...]:
     return (
-        *(
-            Column(task, cell("accuracy", task=task, variant=variant), percent=True, digits=1)
-            for task in tasks
-        ),
-        Column("mean", cell("accuracy", task=tasks, variant=variant), percent=True, digits=1),
-        Column("cross-entropy", cell("cross_entropy", task=tasks, variant=variant), digits=2),
-        Column("CPU seconds", cell("seconds", task=tasks, variant=variant), digits=1),
+        *(percent(task, cell("accuracy", task=task, variant=variant)) for task in tasks),
+        percent("mean", cell("accuracy", task=tasks, variant=variant)),
+        Reading("cross-entropy", cell("cross_entropy", task=tasks, variant=variant), digits=2),
+        Reading("CPU seconds", cell("seconds", task=tasks, variant=variant), digits=1),
     )
 
 
@@ -108,22 +92,7 @@ def _above(method: str, other: str, variant: str, tasks: tuple[str, ...]) -> Qua
 
 # NAS-Bench-360's series of satellites; Crop is cut from the same source, and is not the same set
 _SATELLITE = "Satellite (not run here)"
-_PAPER_7 = {name: {_SATELLITE: value} for name, value in (("nft", 13.82), ("fa", 11.61), ("recraft", 11.11))}
-_PAPER_2 = {
-    **_PAPER_7,
-    **{name: {_SATELLITE: value} for name, value in (("orca", 11.63), ("pare", 11.21), ("mona", 11.13))},
-}
-_ALL_ROWS = tuple(
-    Column(name, cell("error", task=name), percent=True, digits=2) for name in (*UCR, _SATELLITE)
-)
-_PAPER_1 = {
-    "nft": {"advection": 0.0140, "burgers": 0.0130},
-    "orca": {"advection": 0.0098, "burgers": 0.0120},
-    "pare": {"advection": 0.0032, "burgers": 0.0114},
-    "mona": {"advection": 0.0088, "burgers": 0.0114},
-    "recraft": {"advection": 0.0078, "burgers": 0.0108},
-    "fno": {"advection": 0.0110, "burgers": 0.0031},
-}
+_ALL_ROWS = tuple(percent(name, cell("error", task=name), digits=2) for name in (*UCR, _SATELLITE))
 _SETTING = (
     "the paper fine-tunes RoBERTa-base with CoNLL-2003 as proxy for tens of epochs, and its released code "
     "chooses the weights on the test set; we fine-tune MiniLM-L6 with WordNet supersenses for minutes and "
@@ -280,58 +249,58 @@ suite = Suite(
     cases=cases,
     run=run,
     tables=(
-        Table(
+        PaperTable(
             title="Accuracy with few labelled rows",
             rows=rows(*METHODS, *RAW_NAMES, backbone=BACKBONE),
             columns=_accuracy("low", LOW),
         ),
-        Table(
+        PaperTable(
             title="When a pretrained body is worth it: accuracy, one thing changed at a time",
             rows=worth.table_rows(),
             columns=worth.table_columns(),
         ),
-        Table(
+        PaperTable(
             title="Accuracy with few labelled rows, three further series",
             rows=rows(*METHODS, *RAW_NAMES, backbone=BACKBONE),
             columns=_accuracy("further", FURTHER),
         ),
-        Table(
+        PaperTable(
             title=f"Accuracy with few labelled rows, {SECOND}",
             rows=rows(*CORE, *RAW_NAMES, backbone=SECOND),
             columns=_accuracy("second", LOW),
         ),
-        Table(
+        PaperTable(
             title="Where stage 1 ends, mean over the series with few rows",
             rows=rows("fa", "recraft", "fa-warm", "orca", **_LOW, task=LOW),
             columns=STAGE_ONE,
         ),
-        Table(
+        PaperTable(
             title="Contributions (Table 7): error with all rows, %",
             rows=rows("nft", "fa", "recraft", "fa-warm", "rocket", backbone=BACKBONE, variant="all"),
             columns=_ALL_ROWS,
-            paper=figures(_PAPER_7),
+            paper=paper_figures("nasbench360", {_SATELLITE: "satellite"}, "nft", "fa", "recraft"),
             paper_source="Table 7, Satellite",
             setting=_SETTING,
         ),
-        Table(
+        PaperTable(
             title="All rows (Table 2): error, %",
             rows=rows(*METHODS, *RAW_NAMES, backbone=BACKBONE, variant="all"),
             columns=_ALL_ROWS,
-            paper=figures(_PAPER_2),
+            paper=paper_figures("nasbench360", {_SATELLITE: "satellite"}),
             paper_source="Table 2, Satellite",
             setting=_SETTING,
         ),
-        Table(
+        PaperTable(
             title="Fields (Tables 1 and 3): nRMSE",
             rows=rows(*METHODS, "fno", "constant", "ridge", "rocket", backbone=BACKBONE, variant="fields"),
             columns=(
-                *(Column(task, cell("nrmse", task=task), digits=4) for task in FIELDS),
-                Column("CPU seconds", cell("seconds", task=FIELDS), digits=1),
+                *(Reading(task, cell("nrmse", task=task), digits=4) for task in FIELDS),
+                Reading("CPU seconds", cell("seconds", task=FIELDS), digits=1),
             ),
-            paper=figures(_PAPER_1),
+            paper=paper_figures("pdebench", {"advection": "Advection", "burgers": "Burgers"}),
             paper_source="Tables 1 and 3",
             setting=_FIELD_SETTING,
         ),
     ),
-    needs=(*needs(*LOW), WORDNET, packaged_model(BACKBONE)),
+    needs=(*ucr_data(*LOW), WORDNET, *packaged_models(BACKBONE)),
 )

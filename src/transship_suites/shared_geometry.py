@@ -5,34 +5,31 @@ Digits of scikit-learn, small convolutional networks of several widths; everythi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from transship.report import Figure
+from transship.report.figures import heat_map
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
+    Condition,
     Context,
     Curve,
     Measurement,
     Need,
     Options,
     Paper,
-    Row,
+    PaperTable,
+    Reading,
     Scale,
     Suite,
     SuiteResult,
-    Table,
     cell,
     highest,
+    percent,
     product,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from transship.data import Dataset
-    from transship.report import Figure
 
 LAYERS = 6
 WIDTH = 16  # on which claims are judged: both scales have it
@@ -45,187 +42,16 @@ def cases(options: Options) -> list[dict[str, Any]]:
     return [*product(part=["layers"], width=options["widths"]), *pairs]
 
 
-def run(case: Case, context: Context) -> list[Measurement]:
-    """Measure one pair of networks, on one thread: networks so small gain nothing from more."""
-    import torch
+def run(case: Case, context: Context) -> Iterable[Measurement]:
+    """Measure one pair of networks."""
+    from transship_suites.materials.small_convolutions import measured  # declaring costs no torch
 
-    from transship.data import digits
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return list(_measure(case, digits(kind="array", seed=context.seed("split")), context))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _measure(case: Case, data: Dataset, context: Context) -> Iterator[Measurement]:
-    if case["part"] == "layers":
-        first, second = (_network(context, data, case["width"], copy) for copy in (0, 1))
-        yield from _compare_layers(first, second, data.split("test"), context)
-    else:
-        source = _network(context, data, case["source"], 0)
-        target = _network(context, data, case["target"], 1)
-        yield from _stitch(source, target, data, context)
-
-
-def _network(context: Context, data: Dataset, width: int, copy: int) -> nn.ModuleDict:
-    """Return a trained network of this seed; copies differ in initial weights and order of batches."""
-    import torch
-
-    train = data.split("train")
-    settings = {
-        "width": width,
-        "epochs": context.options["epochs"],
-        "seed": context.seed("network", width, copy),
-    }
-
-    def make() -> dict[str, Any]:
-        trained = _train(train, **settings)
-        return {name: tensor.numpy() for name, tensor in trained.state_dict().items()}
-
-    parts = {**settings, "data": train.fingerprint(), "layers": LAYERS}
-    arrays = context.cached("shared-geometry", parts, make, code=(_train, _build))
-    network = _build(width)
-    network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
-    return network.eval()
-
-
-def _build(width: int) -> nn.ModuleDict:
-    """Return six 3×3 convolutions at 8×8, 4×4 and 2×2 pixels, the width doubling each time, and a head."""
-    from torch import nn
-
-    blocks, channels = [], 1
-    for layer in range(LAYERS):
-        stage = layer // 2
-        wider = width * 2**stage
-        stride = 2 if layer in (2, 4) else 1
-        convolution = nn.Conv2d(channels, wider, 3, stride=stride, padding=1, bias=False)
-        blocks.append(nn.Sequential(convolution, nn.BatchNorm2d(wider), nn.ReLU()))
-        channels = wider
-    return nn.ModuleDict({"blocks": nn.ModuleList(blocks), "head": nn.Linear(channels, 10)})
-
-
-def _train(data: Dataset, width: int, epochs: int, seed: int) -> nn.ModuleDict:
-    """Train a network from its seed with AdamW on the labels."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _build(width)
-    order = torch.Generator().manual_seed(seed)
-    images, labels = torch.from_numpy(data.inputs)[:, None], torch.from_numpy(data.labels)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=1e-2)
-    for _ in range(epochs):
-        for batch in torch.split(torch.randperm(len(labels), generator=order), 64):
-            optimiser.zero_grad()
-            loss = cross_entropy(network["head"](_features(network, images[batch])[-1]), labels[batch])
-            torch.autograd.backward(loss)
-            optimiser.step()
-    return network
-
-
-def _features(network: nn.ModuleDict, images: Tensor) -> list[Tensor]:
-    """Return every convolution's output, flattened, and last the mean over pixels that the head reads."""
-    features, hidden = [], images
-    for block in network["blocks"].children():
-        hidden = block(hidden)
-        features.append(hidden.flatten(1))
-    return [*features, hidden.mean((2, 3))]
-
-
-def _on(network: nn.ModuleDict, data: Dataset) -> list[Tensor]:
-    import torch
-
-    with torch.inference_mode():
-        return _features(network, torch.from_numpy(data.inputs)[:, None])
-
-
-def _compare_layers(
-    first: nn.ModuleDict, second: nn.ModuleDict, test: Dataset, context: Context
-) -> Iterator[Measurement]:
-    """Measure every index of similarity between all layers of two networks."""
-    import torch
-
-    a, b = (_on(network, test)[:LAYERS] for network in (first, second))
-    for index, similarity in _similarities(a, b).items():
-        context.attach(index, similarity.tolist())
-        diagonal = similarity.diagonal()
-        others = (similarity.sum() - diagonal.sum()) / (LAYERS * (LAYERS - 1))
-        layers = torch.arange(LAYERS)
-        found = [(similarity.argmax(axis) == layers).double().mean() for axis in (0, 1)]
-        same = {"same layer": float(diagonal.mean()), "other layers": float(others)}
-        yield Measurement({"index": index}, {"identified": float(sum(found) / 2), **same})
-
-
-def _similarities(a: Sequence[Tensor], b: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return a layers × layers matrix per index of Kornblith et al., Table 1.
-
-    With Q an orthonormal basis of a centred representation: the mean canonical correlation is
-    ‖Q_bᵀ Q_a‖_* / p, linear regression explains the share ‖Q_bᵀ A‖² / ‖A‖² of A (symmetrised, as they do).
-    """
-    import torch
-
-    from transship.geometry import CkaAccumulator
-
-    cka = CkaAccumulator(len(a), len(b))
-    cka.update(a, b)
-    centred = [[layer.double() - layer.double().mean(0) for layer in side] for side in (a, b)]
-    bases = [[_basis(layer) for layer in side] for side in centred]
-    correlation, regression = torch.zeros(2, len(a), len(b), dtype=torch.float64)
-    for i, (layer_a, basis_a) in enumerate(zip(centred[0], bases[0], strict=True)):
-        for j, (layer_b, basis_b) in enumerate(zip(centred[1], bases[1], strict=True)):
-            smaller = min(basis_a.shape[1], basis_b.shape[1])
-            correlation[i, j] = torch.linalg.svdvals(basis_a.T @ basis_b).sum() / smaller
-            share_a = (basis_b.T @ layer_a).square().sum() / layer_a.square().sum()
-            share_b = (basis_a.T @ layer_b).square().sum() / layer_b.square().sum()
-            regression[i, j] = (share_a + share_b) / 2
-    return {"cka": cka.matrix(), "cca": correlation, "regression": regression}
-
-
-def _basis(centred: Tensor) -> Tensor:
-    """Return an orthonormal basis of the columns that carry anything beyond rounding."""
-    import torch
-
-    u, values, _ = torch.linalg.svd(centred, full_matrices=False)
-    basis: Tensor = u[:, values > 1e-6 * values[0]]
-    return basis
-
-
-def _stitch(
-    source: nn.ModuleDict, target: nn.ModuleDict, data: Dataset, context: Context
-) -> Iterator[Measurement]:
-    """Measure the target's head on the source's features, carried over by maps fitted on few inputs."""
-    import torch
-    from torch.nn.functional import pad
-
-    from transship.geometry import Moments, accuracy, procrustes, ridge
-
-    train, test = data.split("train"), data.split("test")
-    head, labels = target["head"], test.labels
-    ours, theirs = _on(source, test)[-1], _on(target, test)[-1]
-
-    def score(features: Tensor) -> dict[str, float]:
-        with torch.inference_mode():
-            return {"accuracy": accuracy(head(features).argmax(1).numpy(), labels)}
-
-    missing = max(0, theirs.shape[1] - ours.shape[1])
-    yield Measurement({"method": "native"}, score(theirs))
-    yield Measurement({"method": "untranslated"}, score(pad(ours, (0, missing))[:, : theirs.shape[1]]))
-    for samples in context.options["samples"]:
-        anchors = train.take(samples, seed=context.seed("anchors", samples))
-        moments = Moments.of(_on(source, anchors)[-1], _on(target, anchors)[-1])
-        maps = {"procrustes": procrustes(moments, centre=True, scale=True), "ridge": ridge(moments)}
-        for method, fitted in maps.items():
-            yield Measurement({"method": method, "samples": samples}, score(fitted.apply(ours)))
+    return measured(case, context)
 
 
 def figures(result: SuiteResult) -> list[Figure]:
     """Draw the mean similarity of all pairs of layers, per index, for the width that claims are judged on."""
-    from transship.report.figures import heat_map
-
-    chosen = [one for one in result.cases if one.case.factors.get("width") == WIDTH]
+    chosen = [done for done in result.cases if done.case.factors.get("width") == WIDTH]
     names = [f"layer {layer + 1}" for layer in range(LAYERS)]
     drawn = []
     for index, title in (
@@ -233,7 +59,7 @@ def figures(result: SuiteResult) -> list[Figure]:
         ("cca", "mean CCA correlation"),
         ("regression", "linear regression"),
     ):
-        matrices = [one.attachments[index] for one in chosen]
+        matrices = [done.attachments[index] for done in chosen]
         mean = [
             [sum(matrix[i][j] for matrix in matrices) / len(matrices) for j in range(LAYERS)]
             for i in range(LAYERS)
@@ -258,9 +84,9 @@ def _stitched(method: str, **where: Any) -> Any:
 
 
 _INDEXES = (
-    Row("CKA (linear)", {"index": "cka"}),
-    Row("CCA (mean correlation)", {"index": "cca"}),
-    Row("linear regression", {"index": "regression"}),
+    Condition("CKA (linear)", {"index": "cka"}),
+    Condition("CCA (mean correlation)", {"index": "cca"}),
+    Condition("linear regression", {"index": "regression"}),
 )
 _SETTING = (
     "the paper has ten networks of ten layers on CIFAR-10 and its 10,000 test images, compared in all pairs; "
@@ -336,13 +162,13 @@ suite = Suite(
     cases=cases,
     run=run,
     tables=(
-        Table(
+        PaperTable(
             title="Corresponding layers found",
             rows=_INDEXES,
             columns=(
-                Column("layers found", cell("identified", width=WIDTH), percent=True, digits=1),
-                Column("similarity of the same layer", cell("same layer", width=WIDTH)),
-                Column("of other layers", cell("other layers", width=WIDTH)),
+                percent("layers found", cell("identified", width=WIDTH)),
+                Reading("similarity of the same layer", cell("same layer", width=WIDTH)),
+                Reading("of other layers", cell("other layers", width=WIDTH)),
             ),
             paper={
                 ("CKA (linear)", "layers found"): 99.3,
@@ -352,24 +178,19 @@ suite = Suite(
             paper_source="Table 2 of Kornblith et al.",
             setting=_SETTING,
         ),
-        Table(
+        PaperTable(
             title="Accuracy of the target's head on the source's features",
             rows=(
-                Row("the target's own features", {"method": "native"}),
-                Row("untranslated", {"method": "untranslated"}),
+                Condition("the target's own features", {"method": "native"}),
+                Condition("untranslated", {"method": "untranslated"}),
                 *(
-                    Row(f"{method}, {samples} inputs", {"method": method, "samples": samples})
+                    Condition(f"{method}, {samples} inputs", {"method": method, "samples": samples})
                     for method in ("procrustes", "ridge")
                     for samples in (50, 200, 1000)
                 ),
             ),
             columns=tuple(
-                Column(
-                    f"width {source} to {target}",
-                    cell("accuracy", source=source, target=target),
-                    percent=True,
-                    digits=1,
-                )
+                percent(f"width {source} to {target}", cell("accuracy", source=source, target=target))
                 for source, target in PAIRS
             ),
         ),
@@ -388,7 +209,10 @@ suite = Suite(
             title="Accuracy after stitching, by number of inputs",
             x="samples",
             quantity=cell("accuracy", source=WIDTH // 2, target=WIDTH),
-            lines=(Row("procrustes", {"method": "procrustes"}), Row("ridge", {"method": "ridge"})),
+            lines=(
+                Condition("procrustes", {"method": "procrustes"}),
+                Condition("ridge", {"method": "ridge"}),
+            ),
             x_title="unlabelled inputs the map was fitted on",
             y_title="accuracy",
             log_x=True,

@@ -7,27 +7,26 @@ published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from transship_suites.materials.packages import packaged_model
-from transship_suites.materials.texts import NEEDS
+from transship_suites.materials.origins import packaged_models, text_data
 from transship_suites.runner import (
     Case,
     Claim,
-    Column,
+    Condition,
     Context,
     Measurement,
     Options,
-    Paper,
-    Row,
+    PaperTable,
+    Quantity,
+    Reading,
     Scale,
     Suite,
-    Table,
-    cell,
+    percent,
     product,
 )
-from transship_suites.theseus.text import PUBLISHED, SOURCE, Bench, published
+from transship_suites.theseus.declared import ABOUT, PAPER, PUBLISHED, TEXT_SOURCE, gain_of
 
 # tasks and targets of the claims, those that are shown with one seed, and those of the large scale alone
 MAIN = {"trec": ["granite-small", "minilm-l3"]}
@@ -43,47 +42,27 @@ PROBES = (20, 50, 100)
 
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return a task per target, and the published fine-tune per target."""
-    listed = {**options["once"], "published": options["published"]}
-    main = [one for task, targets in options["main"].items() for one in product(task=[task], target=targets)]
-    once = [one for task, targets in listed.items() for one in product(task=[task], target=targets)]
-    return [*main, *once]
+    listed = [*options["main"].items(), *options["once"].items(), ("published", options["published"])]
+    return [case for task, targets in listed for case in product(task=[task], target=targets)]
 
 
-def run(case: Case, context: Context) -> Iterator[Measurement]:
+def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one task on one target; what is no claim's is measured with one seed."""
+    from transship_suites.theseus.text import TextTransports, published  # declaring costs no torch
+
     task, target = str(case["task"]), str(case["target"])
-    if target in context.options["main"].get(task, ()):
-        yield from Bench(task, target, context, context.options["full"]).rows()
-    elif case.seed % context.options["seeds"]:
-        return
-    elif task == "published":
-        yield from published(target, context)
-    else:
-        yield from Bench(task, target, context, context.options["small"]).rows()
+    main = target in context.options["main"].get(task, ())
+    if not main and case.seed % context.options["seeds"]:
+        return ()
+    if task == "published":
+        return published(target, context)
+    return TextTransports(case, context, context.options["full" if main else "small"]).measured()
 
 
-def _gain(method: str, metric: str, target: str) -> Any:
-    where = {"task": "trec", "target": target}
-    return cell(metric, method=method, **where) - cell(metric, method="untouched", **where)
+def _gain(method: str, metric: str, target: str) -> Quantity:
+    return gain_of(method, metric, task="trec", target=target)
 
 
-# as printed in Tables 2 and 9: for 20, 50 and 100 batches the probes of θ_A, θ_B and THESEUS; reused heads
-_PRINTED: dict[str, dict[str, Any]] = {
-    "mean": {
-        "tuned": 91.26,
-        "source": (66.80, 74.53, 82.60),
-        "untouched": (57.87, 76.78, 81.91),
-        "theseus": (79.91, 84.08, 85.84),
-        "reused": {"untouched": 42.37, "theseus": 53.01},
-    },
-    "snli": {
-        "tuned": 90.45,
-        "source": (45.06, 72.61, 80.78),
-        "untouched": (43.42, 72.20, 80.02),
-        "theseus": (76.04, 80.30, 82.10),
-        "reused": {"untouched": 32.44, "theseus": 57.24},
-    },
-}
 _SETTING = (
     "the paper moves fine-tunes from T5-3B to T5-Large (one width and tokenizer) on entailment tasks; we "
     "move MiniLM-L6's to encoders that share little with it. Reused heads: the paper puts the source's head "
@@ -94,7 +73,7 @@ _SETTING = (
 
 def _figures(column: str) -> dict[tuple[str, str], float]:
     """Return a column of Tables 2 and 9 as rows and columns of ours."""
-    own = _PRINTED[column]
+    own = ABOUT["text"][column]
     probes = {
         (name, f"probe, {batches} batches"): own[name][place]
         for name in ("source", "untouched", "theseus")
@@ -107,31 +86,31 @@ def _figures(column: str) -> dict[tuple[str, str], float]:
 def _paper(task: str, target: str) -> dict[str, Any]:
     """Return the paper's figures beside a table; bge-small, a relative of the source, gets none."""
     if task == "sick":
-        column, said = "snli", "SNLI, three classes of entailment as in SICK"
+        column, what = "snli", "SNLI, three classes of entailment as in SICK"
     elif task == "trec" and target != "bge-small":
-        column, said = "mean", "AVG; none of its five tasks is like TREC"
+        column, what = "mean", "AVG; none of its five tasks is like TREC"
     else:
         return {}
     return {
         "paper": _figures(column),
-        "paper_source": f"Table 2, and Table 9 with B = 20 for reused heads; column {said}",
+        "paper_source": f"Table 2, and Table 9 with B = 20 for reused heads; column {what}",
         "setting": _SETTING if target in MAIN.get(task, ()) else f"{_SETTING}; our maps here come from ten",
     }
 
 
-def _table(task: str, target: str) -> Table:
+def _table(task: str, target: str) -> PaperTable:
     shown = FULL if target in MAIN.get(task, ()) else SMALL
     methods = [name for name in shown if name != "identity" or target in ONE_WIDTH]
     names = ("source fine-tuned", "source", "untouched", *methods, "frozen source carried")
     columns = (
-        Column("accuracy", "accuracy", percent=True, digits=1),
-        *(Column(f"probe, {one} batches", f"probe {one}", percent=True, digits=1) for one in PROBES),
-        Column("carry, 1000 inputs", "carry", percent=True, digits=1),
-        Column("reused head", "reused head", percent=True, digits=1),
-        Column("strength", "strength", digits=1),
+        percent("accuracy", "accuracy"),
+        *(percent(f"probe, {batches} batches", f"probe {batches}") for batches in PROBES),
+        percent("carry, 1000 inputs", "carry"),
+        percent("reused head", "reused head"),
+        Reading("strength", "strength", digits=1),
     )
-    rows = tuple(Row(name, {"method": name, "task": task, "target": target}) for name in names)
-    return Table(title=f"{task} to {target}", rows=rows, columns=columns, **_paper(task, target))
+    rows = tuple(Condition(name, {"method": name, "task": task, "target": target}) for name in names)
+    return PaperTable(title=f"{task} to {target}", rows=rows, columns=columns, **_paper(task, target))
 
 
 _WHOLE = {
@@ -142,10 +121,8 @@ _WHOLE = {
     "small": {"test": 500, "batches": 10, "probe": [*PROBES], "methods": SMALL},
 }
 _WHOLE_NEEDS = (
-    NEEDS["sst2"],
-    NEEDS["sick"],
-    NEEDS["supersenses"],
-    *(packaged_model(name) for name in (PUBLISHED, "bge-small", "mpnet-base", "distilbert-768")),
+    *text_data("sst2", "sick", "supersenses"),
+    *packaged_models(PUBLISHED, "bge-small", "mpnet-base", "distilbert-768"),
 )
 
 suite = Suite(
@@ -157,11 +134,7 @@ suite = Suite(
         "a rotation of features. bge-small is a relative of MiniLM-L6 (near copies of its blocks) and no "
         "cross-model result."
     ),
-    paper=Paper(
-        "Transporting Task Vectors across Different Architectures without Training",
-        authors="Rinaldi, Panariello, Salici, Porrello and Calderara",
-        where="Tables 2 and 9",
-    ),
+    paper=PAPER.at("Tables 2 and 9"),
     claims=(
         Claim(
             text="To granite-small (other tokenizer), THESEUS adds 7 points or more to a 640-label probe.",
@@ -241,18 +214,18 @@ suite = Suite(
             for task, targets in listed.items()
             for target in targets
         ),
-        Table(
+        PaperTable(
             title="A published fine-tune: rank correlation of similarities with it",
             rows=tuple(
-                Row(f"{name}, {target}", {"method": name, "task": "published", "target": target})
+                Condition(f"{name}, {target}", {"method": name, "task": "published", "target": target})
                 for target in ("bge-small", "minilm-l3")
                 for name in ("source", "untouched", "theseus", "gradient", "random-aligned", "identity")
             ),
             columns=(
-                Column("rank correlation", "rank correlation"),
-                Column("strength", "strength", digits=1),
+                Reading("rank correlation", "rank correlation"),
+                Reading("strength", "strength", digits=1),
             ),
         ),
     ),
-    needs=(NEEDS["trec"], *(packaged_model(name) for name in (SOURCE, "minilm-l3", "granite-small"))),
+    needs=(*text_data("trec"), *packaged_models(TEXT_SOURCE, "minilm-l3", "granite-small")),
 )

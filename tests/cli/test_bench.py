@@ -14,7 +14,8 @@ from transship.errors import TransshipError
 from transship_suites import SuiteResult, suite_names
 
 SUITE = """
-from transship_suites.runner import Claim, Column, Need, Paper, Row, Scale, Suite, Table, cell, product
+from transship_suites.runner import Claim, Condition, Need, Paper, PaperTable, Reading
+from transship_suites.runner import Scale, Suite, cell, product
 
 suite = Suite(
     title="Counting",
@@ -27,7 +28,9 @@ suite = Suite(
     },
     cases=lambda options: product(kind=["one"]),
     run=lambda case, context: {"count": case.seed},
-    tables=(Table("Counts", (Row("one", {"kind": "one"}),), (Column("count", "count", digits=1),)),),
+    tables=(
+        PaperTable("Counts", (Condition("one", {"kind": "one"}),), (Reading("count", "count", digits=1),)),
+    ),
 )
 """
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from transship_suites.runner import (
-    Claim, Column, Curve, Measurement, Need, Paper, Row, Scale, Suite, Table, cell, product,
+    Claim, Reading, Curve, Measurement, Need, Paper, Condition, Scale, Suite, PaperTable, cell, product,
 )
 
 
@@ -41,9 +41,9 @@ def noted(log, seed):
     return train(seed)
 
 
-PLAIN, BETTER = Row("plain", {"method": "plain"}), Row("better", {"method": "better"})
+PLAIN, BETTER = Condition("plain", {"method": "plain"}), Condition("better", {"method": "better"})
 GAIN = cell("score", method="better") - cell("score", method="plain")
-AT_20 = Column("at 20", cell("score", samples=20), percent=True, digits=1)
+AT_20 = Reading("at 20", cell("score", samples=20), percent=True, digits=1)
 OPTIONS = {"log": LOG, "sleep": SLEEP}
 suite = Suite(
     title="A toy",
@@ -61,7 +61,7 @@ suite = Suite(
     cases=lambda options: product(method=["plain", "better"]),
     run=run,
     tables=(
-        Table("Scores", (PLAIN, BETTER), (Column("score", "score"), AT_20),
+        PaperTable("Scores", (PLAIN, BETTER), (Reading("score", "score"), AT_20),
               paper={("better", "score"): 1.25}, paper_source="Table 1", setting="none of it is real"),
     ),
     curves=(Curve("By samples", "samples", "score", (PLAIN, BETTER), "samples", "score"),),

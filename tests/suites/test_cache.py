@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transship_suites.runner.cache import ENTRY, Cache, cache_home, content_key
+from transship_suites.runner.context import ENTRY, Cache, cache_home, content_key
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3).T, "b": np.array([1, 2], dtype=np.int64)}
 

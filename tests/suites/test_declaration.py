@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from transship_suites import load_suite, suite_names
-from transship_suites.runner import Case, Column, Row, Suite, Table, product
-from transship_suites.runner.quantities import Cell, Combined, Quantity
+from transship_suites.runner import Case, Condition, PaperTable, Reading, Suite, product
+from transship_suites.runner.quantities import Combined, MetricMean, Quantity
 
-ROWS = (Row("a"), Row("b"))
+ROWS = (Condition("a"), Condition("b"))
 _PLACES = (
     r"(PyPI|npm|Debian) package [a-z]|github\.com/\w|^hub (model|data set)|^pip install|^comes with"
     r"|doi:|\.edu|GB on the card"
@@ -33,12 +33,12 @@ def test_a_case_reads_as_its_factors():
     [
         ({"paper": {("c", "x"): 1.0}, "paper_source": "T", "setting": "s"}, "have no cell"),
         ({"paper": {("a", "x"): 1.0}, "paper_source": "T"}, "without their source and setting"),
-        ({"rows": (Row("a"), Row("a"))}, "two rows of 't' have the same name"),
+        ({"rows": (Condition("a"), Condition("a"))}, "two rows of 't' have the same name"),
     ],
 )
 def test_a_table_that_cannot_be_right_is_refused(options: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
-        Table(**{"title": "t", "rows": ROWS, "columns": (Column("x", "x"),), **options})
+        PaperTable(**{"title": "t", "rows": ROWS, "columns": (Reading("x", "x"),), **options})
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_a_suite_without_its_parts_is_refused(toy, change: dict[str, Any], said:
         dataclasses.replace(load_suite("toy-suite", toy()), **change)
 
 
-def _cells(quantity: Quantity) -> list[Cell]:
+def _cells(quantity: Quantity) -> list[MetricMean]:
     if isinstance(quantity, Combined):
         return [cell for part in quantity.parts for cell in _cells(part)]
     inner = getattr(quantity, "quantity", None)  # a suite's own quantity made of another one
     if isinstance(inner, Quantity):
         return _cells(inner)
-    return [quantity] if isinstance(quantity, Cell) else []
+    return [quantity] if isinstance(quantity, MetricMean) else []
 
 
 @pytest.mark.parametrize("name", suite_names())
@@ -84,7 +84,7 @@ def test_every_suite_keeps_the_contract(name: str):
 @pytest.mark.parametrize("name", suite_names())
 def test_a_suite_that_re_runs_a_table_prints_the_papers_figures(name: str):
     suite = load_suite(name)
-    if "Table" in suite.paper.where and name not in WITHOUT_FIGURES:
+    if "PaperTable" in suite.paper.where and name not in WITHOUT_FIGURES:
         assert any(table.paper for table in suite.tables), (
             f"{suite.paper.where}: no figure stands beside ours"
         )

@@ -11,7 +11,7 @@ from transship_suites import SuiteResult, SuiteRun, load_suite, run_suite
 from transship_suites.runner.bench import check_output, write_joint, write_results
 from transship_suites.runner.page import joint_page, suite_page, table_block
 from transship_suites.runner.results import TableResult
-from transship_suites.runner.verdict import Spread
+from transship_suites.runner.verdict import SeedSpread
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_markdown_has_our_numbers_beside_the_papers(suite, result: SuiteResult):
 
 
 def test_a_column_that_nothing_was_measured_for_is_left_out():
-    there, nothing = Spread(0.5, 0.1, 3), Spread(None, None, 0)
+    there, nothing = SeedSpread(0.5, 0.1, 3), SeedSpread(None, None, 0)
     names, plain = ("measured", "empty", "the paper's alone"), (False, False, False)
     cells = ((there, nothing, nothing),)
     table = TableResult("", ("row",), names, (1, 1, 1), plain, cells, ((None, None, 2.0),), "", "")

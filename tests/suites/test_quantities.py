@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transship_suites.runner.quantities import Cell, Measurement, cell, highest, lowest
+from transship_suites.runner.quantities import Measurement, MetricMean, cell, highest, lowest
 
 SEEDS = (0, 1, 2)
 
@@ -69,7 +69,7 @@ def test_a_row_fills_in_only_what_a_cell_leaves_open():
         for name, value in (("zero", 0.2), ("ours", 0.7))
     ]
     assert gain.within({"method": "ours"}).per_seed(measured, [0]) == [pytest.approx(0.5)]
-    assert Cell("accuracy", {"method": "zero"}).within({"method": "ours"}) == Cell(
+    assert MetricMean("accuracy", {"method": "zero"}).within({"method": "ours"}) == MetricMean(
         "accuracy", {"method": "zero"}
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from transship.errors import DataError
 from transship_suites import SuiteResult, load_suite, run_suite
-from transship_suites.runner.declaration import Row
+from transship_suites.runner.declaration import Condition
 from transship_suites.runner.results import SCHEMA
 
 
@@ -66,7 +66,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path):
 def test_rows_and_tables_that_a_scale_did_not_measure_are_left_out(toy):
     suite = load_suite("toy-suite", toy())
     table = suite.tables[0]
-    strange = Row("never measured", {"method": "none"})
+    strange = Condition("never measured", {"method": "none"})
     wider = replace(table, rows=(*table.rows, strange))
     empty = replace(table, title="nothing of it", rows=(strange,), paper={})
     result = run_suite(replace(suite, tables=(wider, empty)), "quick")

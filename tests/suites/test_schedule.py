@@ -18,7 +18,7 @@ SUITE = """
 import os, time
 from pathlib import Path
 
-from transship_suites.runner import Claim, Column, Paper, Row, Scale, Suite, Table, cell, product
+from transship_suites.runner import Claim, Reading, Paper, Condition, Scale, Suite, PaperTable, cell, product
 
 NOTES = Path(NOTES_FOLDER)
 
@@ -40,7 +40,7 @@ suite = Suite(
     scales={"quick": Scale(seeds=1, minutes=MINUTES), "full": Scale(seeds=2, minutes=MINUTES)},
     cases=lambda options: product(place=list(range(CASES))),
     run=run,
-    tables=(Table("Meetings", (Row("all"),), (Column("met", "met"),)),),
+    tables=(PaperTable("Meetings", (Condition("all"),), (Reading("met", "met"),)),),
 )
 """
 

@@ -10,9 +10,9 @@ from sklearn.cross_decomposition import CCA
 from sklearn.linear_model import LinearRegression
 
 from transship_suites import load_suite, run_suite
+from transship_suites.materials.small_convolutions import LAYERS, _similarities
 from transship_suites.runner import Scale
 from transship_suites.runner.page import suite_page
-from transship_suites.shared_geometry import LAYERS, _similarities
 
 
 def gaussian(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -1,21 +1,34 @@
-"""Small vision transformers on scikit-learn's digits, trained once and kept as folders."""
+"""Small vision transformers on scikit-learn's digits, trained once and kept as folders, and data as files.
+
+The files let the README's commands be tried on what the demo leaves behind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import ViTConfig, ViTForImageClassification
 
-if TYPE_CHECKING:
-    from torch import nn
+from transship.atomic import atomic_folder
+from transship.data import digits
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 SIDE = 8
+SPLITS = ("train", "test")
+# libraries that are here anyway, and how many descriptions of their functions are taken of each
+LIBRARIES, OF_EACH = ("numpy", "scipy.signal", "scipy.special", "scipy.stats", "sklearn.metrics"), 80
 
 
 @dataclass(frozen=True)
@@ -35,8 +48,6 @@ class Digits:
 
 def load_digits(part: str) -> Digits:
     """Return a part of scikit-learn's 1,797 digits, by the split that `transship.data.digits` makes."""
-    from transship.data import digits
-
     chosen = digits(mode="L").split(part)
     images = np.stack([np.asarray(image, dtype=np.float32) for image in chosen.inputs])
     if chosen.labels is None:
@@ -64,8 +75,6 @@ def fine_tune(folder: Path, base: Path, digits: Digits, *, steps: int, frozen_he
     """
 
     def start() -> Any:
-        from transformers import ViTForImageClassification
-
         classes = 10 if frozen_head else int(digits.labels.max()) + 1
         return ViTForImageClassification.from_pretrained(
             base, num_labels=classes, ignore_mismatched_sizes=not frozen_head
@@ -76,25 +85,19 @@ def fine_tune(folder: Path, base: Path, digits: Digits, *, steps: int, frozen_he
 
 def load(folder: Path) -> nn.Module:
     """Return the model in `folder`, ready to run."""
-    from transformers import ViTForImageClassification
-
     model: nn.Module = ViTForImageClassification.from_pretrained(folder)
     return model.eval()
 
 
 def accuracy(model: nn.Module, digits: Digits) -> float:
     """Return the share of digits that the model names rightly."""
-    import torch
-
     with torch.inference_mode():
-        made = model(torch.from_numpy(digits.images)).logits.argmax(-1).numpy()
-    return float((made == digits.labels).mean())
+        classes = model(torch.from_numpy(digits.images)).logits.argmax(-1).numpy()
+    return float((classes == digits.labels).mean())
 
 
 def embed(model: nn.Module, digits: Digits) -> npt.NDArray[np.float32]:
     """Return what the head reads: the class token of the last block, [n, width]."""
-    import torch
-
     with torch.inference_mode():
         hidden = model(torch.from_numpy(digits.images), output_hidden_states=True).hidden_states[-1]
         features: npt.NDArray[np.float32] = model.vit.layernorm(hidden)[:, 0].numpy()  # type: ignore[operator,union-attr]
@@ -108,8 +111,6 @@ def head_of(model: nn.Module) -> Callable[[Any], Any]:
 
 
 def _new(width: int, classes: int) -> Any:
-    from transformers import ViTConfig, ViTForImageClassification
-
     config = ViTConfig(
         hidden_size=width,
         num_hidden_layers=4,
@@ -136,11 +137,6 @@ def _trained(
     frozen_head: bool = False,
 ) -> Path:
     """Train from the seed and keep the model in `folder`, whole or not at all."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from transship.atomic import atomic_folder
-
     if (folder / "model.safetensors").exists():
         return folder
     with torch.random.fork_rng(devices=[]):
@@ -163,3 +159,42 @@ def _trained(
     with atomic_folder(folder) as place:
         model.eval().save_pretrained(place)
     return folder
+
+
+def leave_behind(
+    folder: Path, tasks: Mapping[str, tuple[Digits, Digits]], waves: tuple[tuple[Any, Any], tuple[Any, Any]]
+) -> Path:
+    """Write `folder/NAME.npz` for every task, `waves.npz` and `texts.jsonl`, unless the folder is there.
+
+    Each array file has inputs `x` [n, 1, 8, 8], `label` [n] and `split` [n]: train or test. A text has an id,
+    the text and a label.
+    """
+    if folder.exists():
+        return folder
+    with atomic_folder(folder) as place:
+        for name, parts in tasks.items():
+            _write(place / f"{name}.npz", [part.images for part in parts], [part.labels for part in parts])
+        _write(place / "waves.npz", [inputs for inputs, _ in waves], [labels for _, labels in waves])
+        rows = (json.dumps(row) + "\n" for row in descriptions())
+        (place / "texts.jsonl").write_text("".join(rows), encoding="utf-8")
+    return folder
+
+
+def descriptions() -> list[dict[str, str]]:
+    """Return what functions of installed libraries do, a sentence each, labelled with the library's name."""
+    rows: dict[str, dict[str, str]] = {}
+    for library in LIBRARIES:
+        module, before = importlib.import_module(library), len(rows)
+        for name in sorted(module.__all__):
+            parts = (inspect.getdoc(getattr(module, name)) or "").split("\n\n")
+            # signatures have brackets, headings have no words
+            words = [part for part in parts if part.count(" ") > 3 and "(" not in part and "--" not in part]
+            if words and len(rows) < before + OF_EACH:
+                text = " ".join(words[0].split())[:160]
+                rows.setdefault(text, {"id": f"{library}.{name}", "text": text, "label": library})
+    return list(rows.values())
+
+
+def _write(file: Path, inputs: list[Any], labels: list[Any]) -> None:
+    splits = np.repeat(SPLITS, [len(part) for part in labels])
+    np.savez_compressed(file, x=np.concatenate(inputs), label=np.concatenate(labels), split=splits)

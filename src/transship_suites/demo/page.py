@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from transship import report
 from transship_suites.demo.models import Digits, turned
-from transship_suites.demo.steps import Step, signals
+from transship_suites.demo.steps import VerbResult, signals
 
 
-def story(bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digits: Digits) -> report.Page:
+def story(
+    bases: Mapping[str, float], steps: Sequence[VerbResult], train: Digits, digits: Digits
+) -> report.Page:
     """Return the page: what was trained, then a section per verb with its figures."""
     figures = [
         report.KeyFigure(
@@ -47,7 +51,7 @@ def story(bases: Mapping[str, float], steps: Sequence[Step], train: Digits, digi
     )
 
 
-def _blocks(step: Step) -> list[Any]:
+def _blocks(step: VerbResult) -> list[Any]:
     rows = list(step.figures)
     shares = [round(100 * value, 1) for value in step.figures.values()]
     drawn = report.figures.bars(
@@ -63,12 +67,10 @@ def _blocks(step: Step) -> list[Any]:
 
 def _pictures(digits: Digits, count: int = 6) -> Any:
     """Return what the models see: a row of digits, one of turned digits and one of folded waves."""
-    import numpy as np
-
     waves, _ = signals(count, seed=2)
     scaled = (waves - waves.min()) / (waves.max() - waves.min())
     shown = [digits.images[:count], turned(digits.images[:count]), scaled]
-    rows = [np.concatenate([np.pad(one[0], 1) for one in row], axis=1) for row in shown]
+    rows = [np.concatenate([np.pad(image[0], 1) for image in row], axis=1) for row in shown]
     picture = np.concatenate(rows)
     return report.figures.heat_map(
         picture.tolist(),

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.dummy import DummyClassifier
+from sklearn.linear_model import LogisticRegression
 
+from transship.data import wrap
 from transship.errors import TransshipWarning
+from transship.verbs.adapt import Recraft
+from transship.verbs.adapt.raw.baselines import raw_baselines
+from transship.verbs.merge.fusion import Fusion
+from transship.verbs.translate import Ridge, Stitch
+from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.transport import transport
 from transship_suites.demo import models
-from transship_suites.demo.files import leave_behind
-from transship_suites.demo.models import Digits, Images
+from transship_suites.demo.models import Digits, Images, leave_behind
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ FULL, FAST = Size(400, 200, 12), Size(240, 120, 4, "models-fast")
 
 
 @dataclass(frozen=True)
-class Step:
+class VerbResult:
     """One verb's result.
 
     Attributes:
@@ -86,11 +94,8 @@ class Demo:
             for name, folder in (("narrow", self.narrow), ("wide", self.wide))
         }
 
-    def transport(self) -> Step:
+    def transport(self) -> VerbResult:
         """Move a fine-tune for turned digits from the narrow model to the wide one."""
-        from transship.data import wrap
-        from transship.verbs.transport import transport
-
         task, test = self.train.changed(models.turned), self.test.changed(models.turned)
         tuned = self._tuned("turned", task, frozen_head=True)
         source, target = models.load(self.narrow), models.load(self.wide)
@@ -107,7 +112,7 @@ class Demo:
             "original fine-tune": models.accuracy(models.load(tuned), test),
         }
         chosen = f"`{moved.method}` at strength {moved.strength:g}"
-        return Step(
+        return VerbResult(
             "transport",
             "The narrow model was fine-tuned on digits turned by a quarter. What it learned moved to the "
             f"wide model through {len(data)} unlabelled pictures, without training; chosen without labels: "
@@ -118,10 +123,8 @@ class Demo:
             ("original fine-tune",),
         )
 
-    def translate(self) -> Step:
+    def translate(self) -> VerbResult:
         """Translate the narrow model's embeddings into the wide model's space, and stitch a head."""
-        from transship.verbs.translate import Ridge, Stitch
-
         old, new = models.load(self.narrow), models.load(self.wide)
         sample = Digits(self.train.images[:PAIRS], self.train.labels[:PAIRS])
         seen, wanted = models.embed(old, sample), models.embed(new, sample)
@@ -136,7 +139,7 @@ class Demo:
             "head on its own encoder": Stitch(None, None, head).score(native, self.test.labels),
         }
         twins = _twins(np.asarray(map_.transform(vectors)), native)
-        return Step(
+        return VerbResult(
             "translate",
             f"A ridge map from the narrow model's embeddings to the wide model's was fitted on {PAIRS} "
             "pairs. The wide model's own head then read translated ones, with no training. Held against it: "
@@ -150,11 +153,8 @@ class Demo:
             ("head on its own encoder",),
         )
 
-    def merge(self) -> Step:
+    def merge(self) -> VerbResult:
         """Merge four fine-tunes of the narrow model, which arrive one after another."""
-        from transship.data import wrap
-        from transship.verbs.merge.fusion import Fusion
-
         tasks, kept = self._tasks(), 300
         rows = ("unmerged, heads carried", "merged, heads carried")
         fusions = {
@@ -170,7 +170,7 @@ class Demo:
             for fusion in fusions.values():
                 fusion.add(tuned, data, test=shown, name=name)
         figures = {row: fusion.summary()["heads"]["carried"]["acc"] for row, fusion in fusions.items()}
-        return Step(
+        return VerbResult(
             "merge",
             f"{len(tasks)} fine-tunes of the narrow model ({', '.join(tasks)}), each with a head of its own, "
             "were merged one after another into one backbone. Each task's head was fitted on "
@@ -181,12 +181,8 @@ class Demo:
             ("a model per task",),
         )
 
-    def adapt(self) -> Step:
+    def adapt(self) -> VerbResult:
         """Teach the wide model to name signals, which it has never seen."""
-        from transship.data import wrap
-        from transship.verbs.adapt import Recraft
-        from transship.verbs.adapt.raw.baselines import raw_baselines
-
         (train, names), (test, truth) = self.waves
         proxy = wrap(self.train.images, self.train.labels, kind="array", name="digits")
 
@@ -207,13 +203,15 @@ class Demo:
 
         notes: list[str] = []
         raw = raw_baselines(train, names, test, truth, task="classification", metric="error", seed=0)
-        figures = {f"{one.name} on raw values": 1 - one.validation for one in raw if one.name != "constant"}
+        figures = {
+            f"{model.name} on raw values": 1 - model.validation for model in raw if model.name != "constant"
+        }
         figures |= {
             "same network from scratch": accuracy("scratch"),
             "pretrained network adapted": accuracy("recraft"),
         }
         best = max(figures, key=figures.__getitem__)
-        return Step(
+        return VerbResult(
             "adapt",
             "The wide model, which knows digits, learned to name four shapes of wave with random phase and "
             "noise from 240 examples. Rows on raw values are what one would try first; `adapt fit` prints "
@@ -253,8 +251,8 @@ def signals(count: int, seed: int) -> tuple[Any, Any]:
     waves = np.stack(
         [np.sin(2 * np.pi * phase), np.sign(0.5 - phase), 4 * np.abs(phase - 0.5) - 1, 2 * phase - 1]
     )
-    made = waves[shapes, np.arange(count)] + random.normal(scale=0.3, size=(count, 64))
-    return made.astype(np.float32).reshape(count, 1, 8, 8), shapes
+    noisy = waves[shapes, np.arange(count)] + random.normal(scale=0.3, size=(count, 64))
+    return noisy.astype(np.float32).reshape(count, 1, 8, 8), shapes
 
 
 def _sentences(notes: Sequence[str]) -> str:
@@ -262,19 +260,15 @@ def _sentences(notes: Sequence[str]) -> str:
     return "".join(f" {note[0].upper()}{note[1:].rstrip('.')}." for note in notes)
 
 
-def _new_head(vectors: Any, said: Any) -> Any:
+def _new_head(vectors: Any, answers: Any) -> Any:
     """Return a linear head fitted on the vectors to say what another head said of their partners."""
-    from sklearn.dummy import DummyClassifier
-    from sklearn.linear_model import LogisticRegression
-
     # a head that was hardly trained may say one thing of all rows, which logistic regression refuses
-    alike = len(np.unique(said)) == 1
-    return (DummyClassifier() if alike else LogisticRegression(max_iter=1000)).fit(vectors, said)
+    alike = len(np.unique(answers)) == 1
+    return (DummyClassifier() if alike else LogisticRegression(max_iter=1000)).fit(vectors, answers)
 
 
-def _twins(made: Any, native: Any, nearest: int = 10) -> float:
-    """Return the share of rows of `made` whose own row is among the nearest of `native`, by cosine."""
-    made, native = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (made, native))
-    scores = made @ native.T
+def _twins(moved: Any, native: Any, nearest: int = 10) -> float:
+    """Return the share of rows of `moved` whose own row is among the nearest of `native`, by cosine."""
+    scores = unit_rows(moved) @ unit_rows(native).T
     own = np.diagonal(scores)[:, None]
     return float(((scores > own).sum(axis=1) < nearest).mean())

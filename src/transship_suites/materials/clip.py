@@ -7,21 +7,20 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from transship.activations import LoadedModel, load_model
 from transship.activations.loading import preprocessors, quiet
-from transship.data import find_model
+from transship.data import Dataset, find_model
 from transship.errors import CheckpointError
 from transship.verbs.transport.models import ZeroShotClassifier, zero_shot_head
 from transship_suites.materials.image_sets import IMAGE_SETS, class_names
-
-if TYPE_CHECKING:
-    from transship.data import Dataset
 
 OPEN_CONFIG, OPEN_WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -38,9 +37,6 @@ def load_clip(name: str, *, device: str = "cpu") -> LoadedModel:
 
 
 def _from_open_clip(folder: Path, name: str, device: str) -> LoadedModel:
-    from safetensors.torch import load_file
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
-
     if not (folder / OPEN_WEIGHTS).is_file():
         raise CheckpointError(
             f"its folder has no {OPEN_WEIGHTS}",
@@ -133,18 +129,18 @@ def _renamed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for part in ("weight", "bias")
         },
     }
-    found: dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for key, tensor in weights.items():
         if key in plain:
-            found[plain[key]] = tensor
+            named[plain[key]] = tensor
         elif key in ("visual.proj", "text_projection"):
             name = "visual_projection" if key == "visual.proj" else key
-            found[f"{name}.weight"] = tensor.T.contiguous()
+            named[f"{name}.weight"] = tensor.T.contiguous()
         elif "transformer.resblocks." in key:
-            found |= dict(_block(key, tensor))
+            named |= dict(_block(key, tensor))
         elif key != "attn_mask":
-            found[key] = tensor
-    return found
+            named[key] = tensor
+    return named
 
 
 def _block(key: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -169,8 +165,10 @@ class ImageTower(nn.Module):
 
     def get_image_features(self, pixel_values: Tensor) -> Tensor:
         """Return the embeddings [images, embedding] of pixels [images, 3, height, width]."""
-        made: Tensor = self.visual_projection(self.vision_model(pixel_values=pixel_values).pooler_output)
-        return made
+        embeddings: Tensor = self.visual_projection(
+            self.vision_model(pixel_values=pixel_values).pooler_output
+        )
+        return embeddings
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Return the embeddings at unit length."""
@@ -214,8 +212,8 @@ def image_accuracy(classifier: LoadedModel, rows: Dataset, *, batch: int = 128) 
     hits = 0
     with torch.no_grad():
         for images, labels in rows.labelled_batches(batch):
-            made = classifier.run(classifier.preprocess(images))
-            hits += int((made.argmax(1).cpu().numpy() == labels).sum())
+            logits = classifier.run(classifier.preprocess(images))
+            hits += int((logits.argmax(1).cpu().numpy() == labels).sum())
     return hits / len(rows)
 
 
@@ -247,8 +245,8 @@ def tuned_state(
         chosen = draws.choice(len(rows), size=min(batch, len(rows)), replace=False)
         wanted = torch.from_numpy(labels[chosen]).to(classifier.device)
         optimiser.zero_grad(set_to_none=True)
-        made = runner.run(runner.preprocess([rows.inputs[int(row)] for row in chosen]))
-        nn.functional.cross_entropy(made, wanted).backward()  # type: ignore[no-untyped-call]
+        logits = runner.run(runner.preprocess([rows.inputs[int(row)] for row in chosen]))
+        nn.functional.cross_entropy(logits, wanted).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(list(trained.values()), 1.0)
         optimiser.step()
         schedule.step()
@@ -259,7 +257,7 @@ def with_state(classifier: LoadedModel, arrays: Mapping[str, Any]) -> LoadedMode
     """Return a copy with some tensors replaced."""
     module = copy.deepcopy(classifier.model)
     module.load_state_dict(
-        {name: torch.from_numpy(np.asarray(one)) for name, one in arrays.items()}, strict=False
+        {name: torch.from_numpy(np.asarray(array)) for name, array in arrays.items()}, strict=False
     )
     return like(classifier, module)
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
+from transship.activations.models import load_model
+from transship.activations.readout import features
+from transship.data import find_data, find_model
 from transship_suites.runner import Context
 
 PART = 6000
@@ -15,7 +23,6 @@ def latentis_recipe(x: Any, y: Any, rows: Any) -> Any:
     A constant feature (spread below ten times the rounding of float32) has scale 1 there, so that the
     rotation fills it: that is part of the recipe.
     """
-    import numpy as np
 
     def standard(part: Any) -> tuple[Any, Any]:
         spread = part.std(0, ddof=1)
@@ -33,11 +40,6 @@ def latentis_recipe(x: Any, y: Any, rows: Any) -> Any:
 
 
 def gloss_texts(count: int) -> list[str]:
-    import numpy as np
-    import pyarrow.parquet as pq
-
-    from transship.data import find_data
-
     texts = list(
         dict.fromkeys(pq.read_table(find_data("wordnet_glosses"), columns=["text"]).column(0).to_pylist())
     )
@@ -46,10 +48,6 @@ def gloss_texts(count: int) -> list[str]:
 
 def collection(name: str, words: int) -> tuple[list[str], list[str], dict[int, dict[int, float]]]:
     """Return documents cut after `words` words, queries (of the test split) and relevance by their places."""
-    import pyarrow.parquet as pq
-
-    from transship.data import find_data
-
     corpus, queries, judged = (
         pq.read_table(find_data(f"ir_{name}-{part}")).to_pydict() for part in ("corpus", "queries", "qrels")
     )
@@ -71,18 +69,12 @@ def collection(name: str, words: int) -> tuple[list[str], list[str], dict[int, d
 
 def vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
     """Return the vectors of texts by one encoder, made once for all pairs, seeds and suites."""
-    import numpy as np
-
     # in parts, so that a longer list that begins like a shorter one costs its rest only
     parts = [texts[start : start + PART] for start in range(0, len(texts), PART)]
     return np.concatenate([_vectors(context, model, part, role) for part in parts])
 
 
 def _vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
-    import hashlib
-
-    from transship.data import find_model
-
     folder = find_model(model)
     prompt = _prompt(folder, role)
     parts = {
@@ -93,9 +85,6 @@ def _vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
     }
 
     def make() -> dict[str, Any]:
-        from transship.activations.models import load_model
-        from transship.activations.readout import features
-
         loaded = load_model(str(folder), device=context.device, name=model)
         return {"vectors": features(loaded, [prompt + text for text in texts])}
 
@@ -104,8 +93,6 @@ def _vectors(context: Context, model: str, texts: list[str], role: str) -> Any:
 
 def _prompt(folder: Any, role: str) -> str:
     """Return the words that the model's own files want before a query or a document."""
-    import json
-
     file = folder / "config_sentence_transformers.json"
     prompts = json.loads(file.read_text(encoding="utf-8")).get("prompts", {}) if file.is_file() else {}
     return str(prompts.get(role, ""))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from transship.activations import LoadedModel
+from transship.activations import LoadedModel, load_model
+from transship.data import find_model
 
 LONGEST = 64
 
 
-class Pooled(nn.Module):
+class MeanEncoder(nn.Module):
     """An encoder whose output is the mean of its token states [inputs, width]."""
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -47,17 +47,12 @@ class Classifier(nn.Module):
 
 def load_encoder(name: str) -> LoadedModel:
     """Return a local encoder under mean pooling."""
-    from transship.activations import load_model
-    from transship.data import find_model
-
     bare = load_model(find_model(name), name=name)
-    return wrapped(bare, Pooled(bare.model))
+    return wrapped(bare, MeanEncoder(bare.model))
 
 
 def wrapped(like: LoadedModel, module: nn.Module) -> LoadedModel:
     """Return `module` with the tokenizer and config of `like`."""
-    from transship.activations import LoadedModel
-
     return LoadedModel(
         like.name,
         module.eval(),
@@ -82,7 +77,7 @@ def fine_tune(
     """Train a copy of the encoder and a new head: AdamW with a linear decay, embeddings frozen."""
     torch.manual_seed(seed)
     inner = base.model
-    assert isinstance(inner, Pooled)
+    assert isinstance(inner, MeanEncoder)
     tuned = Classifier(copy.deepcopy(inner.encoder), base.config.hidden_size, classes)
     loaded = wrapped(base, tuned)
     for name, parameter in tuned.named_parameters():
@@ -111,12 +106,12 @@ def fine_tune(
 def predict(model: LoadedModel, texts: Sequence[Any], batch: int = 64) -> Tensor:
     """Return the module's output for every text, in order; batches are of similar length."""
     order = sorted(range(len(texts)), key=lambda row: model.length(texts[row]))
-    made: list[tuple[list[int], Tensor]] = []
+    parts: list[tuple[list[int], Tensor]] = []
     with torch.inference_mode():
         for start in range(0, len(order), batch):
             rows = order[start : start + batch]
-            made.append((rows, model.model(**model.preprocess([texts[row] for row in rows]).inputs)))
-    out = torch.empty(len(texts), made[0][1].shape[1])
-    for rows, part in made:
+            parts.append((rows, model.model(**model.preprocess([texts[row] for row in rows]).inputs)))
+    out = torch.empty(len(texts), parts[0][1].shape[1])
+    for rows, part in parts:
         out[rows] = part.clone()
     return out

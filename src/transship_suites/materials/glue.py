@@ -1,13 +1,18 @@
-"""GLUE as questions with short answers: the prompts that FusionBench's Flan-T5 fine-tunes were trained with.
-
-The wording is theirs, spelling included (github.com/tanganke/fusion_bench, MIT): a fine-tune knows no other.
-Cheap to import.
-"""
+"""GLUE as questions with short answers (`glue.toml`): prompts, the rows of its files, how answers count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transship.errors import MissingError
+from transship_suites.materials.origins import hub_folder
+from transship_suites.runner import read_toml
 
 HUB = "nyu-mll/glue"
 
@@ -25,7 +30,7 @@ class Question:
 
     title: str
     prompt: str
-    answers: tuple[str, ...] = ()
+    answers: Sequence[str] = ()
     test: str = "validation"
 
     def answer(self, label: float) -> str:
@@ -35,62 +40,41 @@ class Question:
     def score(self, answers: Sequence[str], wanted: Sequence[str]) -> float:
         """Return the share of exact answers; for similarity Spearman's ρ, no number counting as 0."""
         if self.answers:
-            return sum(one == other for one, other in zip(answers, wanted, strict=True)) / len(wanted)
-        from scipy.stats import spearmanr
+            return sum(map(str.__eq__, answers, wanted)) / len(wanted)
+        from scipy.stats import spearmanr  # declarations import this file
 
-        made, truth = [_number(one) for one in answers], [_number(one) for one in wanted]
-        if len(set(made)) < 2 or len(set(truth)) < 2:
+        given, truth = list(map(_number, answers)), list(map(_number, wanted))
+        if len(set(given)) < 2 or len(set(truth)) < 2:
             return 0.0  # a constant has no rank
-        return float(spearmanr(made, truth)[0])
+        return float(spearmanr(given, truth)[0])
 
 
-GLUE = {
-    "cola": Question(
-        "CoLA",
-        'Indicate if the following sentence is grammatically correct or not: "{sentence}". '
-        "Answere 'acceptable' or 'unacceptable'.",
-        ("unacceptable", "acceptable"),
-    ),
-    "mnli": Question(
-        "MNLI",
-        "Does the premise: '{premise}' logically imply, contradict, or is neutral to the hypothesis: "
-        "'{hypothesis}'? Answere with 'entailment', 'contradiction', or 'neutral'.",
-        ("entailment", "neutral", "contradiction"),
-        "validation_matched",
-    ),
-    "mrpc": Question(
-        "MRPC",
-        "Are the following sentences '{sentence1}' and '{sentence2}' conveying the same meaning? "
-        "Answere with 'yes' or 'no'.",
-        ("no", "yes"),
-    ),
-    "qnli": Question(
-        "QNLI",
-        "Given the context: '{sentence}', does the question '{question}' have an answer based on the "
-        "information provided? Answer with 'yes' or 'no'.",
-        ("yes", "no"),
-    ),
-    "qqp": Question(
-        "QQP",
-        "Do the questions '{question1}' and '{question2}' have the same intent? Answere with 'yes' or 'no'.",
-        ("no", "yes"),
-    ),
-    "rte": Question(
-        "RTE",
-        "Does the text: '{sentence1}' entail that '{sentence2}' is true? Provide 'yes' or 'no'.",
-        ("yes", "no"),
-    ),
-    "sst2": Question(
-        "SST2",
-        "Given the sentence '{sentence}', determine the sentiment. Is it positive or negative?",
-        ("negative", "positive"),
-    ),
-    "stsb": Question(
-        "STSB",
-        "Consider the sentences '{sentence1}' and '{sentence2}'. On a scale from 1 (completely different) "
-        "to 5 (completely similar), rate the similarity.",
-    ),
-}
+GLUE = {task: Question(**about) for task, about in read_toml(Path(__file__).with_suffix(".toml")).items()}
+
+
+def questions(task: str, split: str, most: int | None, seed: int) -> tuple[list[str], list[str]]:
+    """Return prompts and wanted answers of a GLUE task, or `most` of them drawn by the seed."""
+    question = GLUE[task]
+    rows = _stored(task, question.test if split == "test" else "train")
+    order = np.random.default_rng(seed).permutation(len(rows)) if most is not None else range(len(rows))
+    chosen = [rows[int(row)] for row in list(order)[:most]]
+    return [question.prompt.format(**row) for row in chosen], [
+        question.answer(row["label"]) for row in chosen
+    ]
+
+
+@cache
+def _stored(task: str, split: str) -> list[dict[str, Any]]:
+    """Return the rows of one split as they lie in their parquet files."""
+    import pyarrow.parquet  # declarations import this file
+
+    folder = hub_folder(HUB) / task
+    files = sorted(folder.glob(f"{split}-*.parquet"))
+    if not files:
+        raise MissingError(
+            f"there is no {split}-*.parquet", where=str(folder), fix=f"fetch {HUB} from the hub again"
+        )
+    return [row for file in files for row in pyarrow.parquet.read_table(file).to_pylist()]
 
 
 def _number(text: str) -> float:

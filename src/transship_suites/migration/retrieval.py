@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from transship_suites.materials.embeddings import collection, vectors
+import numpy as np
+
+from transship.verbs.translate import InverseRelativeProjection, KernelRidge, Procrustes, Ridge, fuse, ndcg
+from transship.verbs.translate.fit.quality import folds, stretch, variance_axes
+from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
+from transship_suites.materials.embeddings import collection, latentis_recipe, vectors
 from transship_suites.runner import Case, Context, Measurement
 
 K = 10
 Judge = Callable[[Any], dict[str, float]]
 
 
-def retrieval(case: Case, context: Context) -> Iterator[Measurement]:
+def measure(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one pair of encoders on one collection, anchors from its documents only."""
-    import numpy as np
-
-    from transship.verbs.translate import KernelRidge, Procrustes, Ridge, ndcg
-    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
-
     name = str(case["corpus"])
     documents, queries, relevance = collection(name, context.options["words"])
     sides = ("source", "target")
@@ -31,9 +31,9 @@ def retrieval(case: Case, context: Context) -> Iterator[Measurement]:
         value, top = ndcg(scores, relevance, K), np.argpartition(-scores, K - 1, axis=1)[:, :K]
         return {"nDCG kept": value / whole, "nDCG": value, "recall": overlap(top, best)}
 
-    def among(found: Any, scores: Any) -> Any:
+    def among(candidates: Any, scores: Any) -> Any:
         kept = np.full_like(scores, -np.inf)
-        np.put_along_axis(kept, found, np.take_along_axis(scores, found, 1), 1)
+        np.put_along_axis(kept, candidates, np.take_along_axis(scores, candidates, 1), 1)
         return kept
 
     yield Measurement({"method": "old model alone"}, judge(old_scores))
@@ -50,8 +50,8 @@ def retrieval(case: Case, context: Context) -> Iterator[Measurement]:
             yield Measurement({"method": label, **at}, judge(asked @ moved.T))
             yield Measurement({"method": f"{label}, variance restored", **at}, judge(asked @ restored.T))
             if label == "ridge":
-                found = neighbours(query_map, old, 50)
-                yield Measurement({"method": "rescoring 50", **at}, judge(among(found, asked @ moved.T)))
+                nearest = neighbours(query_map, old, 50)
+                yield Measurement({"method": "rescoring 50", **at}, judge(among(nearest, asked @ moved.T)))
             else:
                 yield from _together(asked, moved, restored, new, old_scores, chosen, at, judge)
         yield from _by_folds(asked, old, new, chosen, at, judge)
@@ -65,9 +65,6 @@ def _out_of_sample(method: Any, old: Any, new: Any, chosen: Any) -> tuple[Any, A
 
     No row is scored by a map that saw it.
     """
-    from transship.verbs.translate.fit.quality import stretch, variance_axes
-    from transship.verbs.translate.nearest import unit_rows
-
     fitted = method.fit(old[chosen], new[chosen])
     moved = fitted.transform(old)
     moved[chosen] = fitted.leave_one_out(old[chosen], new[chosen])
@@ -86,8 +83,6 @@ def _together(
     judge: Judge,
 ) -> Iterator[Measurement]:
     """Measure translated rows beside old scores, and beside the anchors' native rows in one index."""
-    from transship.verbs.translate import fuse
-
     fused = judge(fuse(asked @ moved.T, old_scores))
     yield Measurement({"method": "kernel fused with old", **at}, fused)
     for name, rows in (("anchors native", moved), ("anchors native, variance restored", restored)):
@@ -100,11 +95,6 @@ def _by_folds(
     asked: Any, old: Any, new: Any, chosen: Any, at: dict[str, int], judge: Judge
 ) -> Iterator[Measurement]:
     """Measure methods whose leave-one-out has no closed form: their anchors' own rows come from ten folds."""
-    from transship.verbs.translate import InverseRelativeProjection, Procrustes
-    from transship.verbs.translate.fit.quality import folds
-    from transship.verbs.translate.nearest import unit_rows
-    from transship_suites.materials.embeddings import latentis_recipe
-
     x, y = old[chosen], new[chosen]
     methods: dict[str, Callable[[Any, Any, Any], Any]] = {
         "latentis recipe": latentis_recipe,

@@ -7,32 +7,27 @@ unit vectors of its prompts, so that own heads give CLIP's zero-shot logits.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from transship.activations import LoadedModel, load_model
-from transship.data import find_model
-from transship.verbs.merge.fusion import Fusion
+from transship.data import Dataset, find_model
 from transship.verbs.merge.fusion.origin import fingerprint
-from transship.verbs.merge.protocol import continual_method
+from transship.verbs.merge.protocol import LearnedMethod, recipe_method
 from transship.verbs.merge.tasks.heads import LinearHead
 from transship.verbs.transport.models import zero_shot_head
 from transship_suites.materials import clip
 from transship_suites.materials import image_sets as pictures
-from transship_suites.materials.training import encode
-from transship_suites.otmf.heads import Known
+from transship_suites.materials.bodies import encode
+from transship_suites.otmf.merging import Merging, mean_of, number
 from transship_suites.otmf.names import BASE, CARRIED, INDIVIDUAL, OWN, PAPER
-from transship_suites.otmf.trajectory import Arrival, final_accuracies, follow
+from transship_suites.otmf.trajectory import KnownInputs, TunedTask, final_accuracies, follow
 from transship_suites.runner import Case, Context, Measurement
-
-if TYPE_CHECKING:
-    from transship.data import Dataset
 
 KINDS = (OWN, PAPER, CARRIED)
 SCALE = 100.0  # of the logits, as CLIP's own
@@ -48,9 +43,7 @@ class Pixels:
         return len(self.rows)
 
     def __getitem__(self, part: slice) -> Tensor:
-        images = [self.rows.inputs[row] for row in range(*part.indices(len(self)))]
-        pixels: Tensor = self.reader.preprocess(images).inputs["pixel_values"]
-        return pixels
+        return pixels(self.reader, [self.rows.inputs[row] for row in range(*part.indices(len(self)))])
 
 
 class Here(nn.Module):
@@ -60,29 +53,28 @@ class Here(nn.Module):
         super().__init__()
         self.body = body
 
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return the features."""
-        made: Tensor = self.body(pixels).float().cpu()
-        return made
+        features: Tensor = self.body(images)
+        return features.float().cpu()
 
 
-class Bench:
+class ClipMerging(Merging):
     """Base, fine-tunes and image sets of one case; the seed draws the order of arrival."""
 
     def __init__(self, case: Case, context: Context) -> None:
-        self.context, self.options = context, context.options
+        super().__init__(case, context)
         self.family: Mapping[str, Any] = self.options["backbones"][case["backbone"]]
-        names = list(self.options["tasks"])[: int(case["tasks"])]
-        if case.seed:
-            names = [names[place] for place in np.random.default_rng(case.seed).permutation(len(names))]
         self.reader = clip.load_clip(self.family["base"], device=context.device)
+        self.reading = {"preprocess": self._images, "device": context.device}
         self.base = clip.ImageTower(self.reader.model)
         self.live = copy.deepcopy(self.base)  # runs with whichever weights are asked for
-        self.arrivals = [self._arrival(name) for name in names]
+        names = list(self.options["tasks"])[: int(case["tasks"])]
+        self.arrivals = [self._arrival(name) for name in self.in_seeds_order(names)]
 
-    def _arrival(self, task: str) -> Arrival:
+    def _arrival(self, task: str) -> TunedTask:
         """Return a fine-tune with its head, a quarter of its training rows, and its test rows."""
-        options, draw = self.options, self.context.seed("rows", task) % 2**31
+        options, draw = self.options, self.draw("rows", task)
         train = pictures.image_rows(task, "train")
         count = max(1, round(options["labelled"] * len(train)))
         known = train.take(min(count, options["most"] or count), draw)
@@ -93,43 +85,38 @@ class Bench:
         tuned = self.family["tuned"].format(task=task)
         body.vision_model.load_state_dict(_tower(tuned))
         inputs: Any = Pixels(known, self.reader)
-        made = self.context.cached(
+        weights = body.state_dict()
+        arrays = self.context.cached(
             "clip-logits",
-            {"tuned": tuned, "weights": fingerprint(body.state_dict()), "rows": [task, len(known), draw]},
-            lambda: {"logits": head(self._features(body.state_dict(), inputs)).numpy()},
+            {"tuned": tuned, "weights": fingerprint(weights), "rows": [task, len(known), draw]},
+            lambda: {"logits": head(encode(self._running(weights), inputs, batch=options["batch"])).numpy()},
             code=(clip.ImageTower, Pixels, zero_shot_head),
         )
-        logits = torch.from_numpy(made["logits"])
-        labels = torch.as_tensor(np.asarray(known.labels)).long()
-        rows = Known(inputs, labels, logits, len(words))
-        wanted = torch.as_tensor(np.asarray(test.labels)).long()
+        rows = KnownInputs(inputs, _labels(known), torch.from_numpy(arrays["logits"]), len(words))
         tests: Any = Pixels(test, self.reader)
-        return Arrival(task, body, head, rows, tests, wanted)
-
-    def _features(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        return encode(self._running(weights), inputs, batch=self.options["batch"])
+        return TunedTask(task, body, head, rows, tests, _labels(test))
 
     def _running(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        self.live.load_state_dict(dict(weights), strict=True)
+        self.live.load_state_dict({**self.base.state_dict(), **weights}, strict=True)
         return Here(self.live)
 
-    def _state(self, arrival: Arrival) -> dict[str, Tensor]:
+    def _state(self, arrival: TunedTask) -> dict[str, Tensor]:
         head = {"head.weight": arrival.head.weight, "head.bias": torch.zeros(len(arrival.head.weight))}
         return {**arrival.model.state_dict(), **head}
 
     def _images(self, images: Sequence[Any]) -> Tensor:
-        pixels: Tensor = self.reader.preprocess(images).inputs["pixel_values"]
-        return pixels
+        return pixels(self.reader, images)
 
-    def _drawn(self, arrival: Arrival, count: int) -> list[Any]:
+    def _inputs(self, arrival: TunedTask) -> list[Any]:
         """Return raw images of a task for merging: some of its known rows, which come in a drawn order."""
         rows = arrival.known.inputs.rows  # type: ignore[attr-defined]
-        return [rows.inputs[row] for row in range(min(count, len(rows)))]
+        return [rows.inputs[row] for row in range(min(self.options["inputs"], len(rows)))]
 
     # -- measuring -----------------------------------------------------------------------------------------
 
-    def measured(self, case: Case) -> Iterator[Measurement]:
+    def measured(self) -> Iterator[Measurement]:
         """Measure a case of any part."""
+        case = self.case
         if case["part"] == "bounds":
             yield from self._bounds()
         elif case["part"] == "joint":
@@ -141,79 +128,69 @@ class Bench:
 
     def _bounds(self) -> Iterator[Measurement]:
         """The base under each kind of head, and the fine-tunes themselves."""
-        body = self._running(self.base.state_dict())
-        for heads, found in follow(self.arrivals, [body] * len(self.arrivals), kinds=KINDS).items():
-            yield Measurement({"method": BASE, "heads": heads}, {"accuracy": found.acc})
+        body = self._running({})
+        for heads, quality in follow(self.arrivals, [body] * len(self.arrivals), kinds=KINDS).items():
+            yield Measurement({"method": BASE, "heads": heads}, {"accuracy": quality.acc})
         values = {
-            one.name: one.accuracy(self._running(one.model.state_dict()), one.head) for one in self.arrivals
+            task.name: task.accuracy(self._running(task.model.state_dict()), task.head)
+            for task in self.arrivals
         }
         where: dict[str, Any] = {"method": INDIVIDUAL, "heads": OWN}
-        yield Measurement(where, {"accuracy": sum(values.values()) / len(values)})
+        yield Measurement(where, {"accuracy": mean_of(values)})
         for name, value in values.items():
             yield Measurement({**where, "task": name}, {"accuracy of the task": value})
 
     def _bodies(self, method: str, options: Mapping[str, Any], seconds: list[float]) -> Iterator[nn.Module]:
         """Yield the merged body after each arrival; what each merge took goes to `seconds`."""
-        made = continual_method(method, options)
-        fusion = Fusion(
-            copy.deepcopy(self.base),
-            made,
-            heads="own",
-            keep_inputs=None if made.replay else 0,
-            evaluate=False,
-            seed=self.context.seed("merge") % 2**31,
-            preprocess=self._images,
-            device=self.context.device,
-        )
+        fusion = self.fusion(copy.deepcopy(self.base), method, options)
         for arrival in self.arrivals:
             start = time.perf_counter()
-            fusion.add(self._state(arrival), self._drawn(arrival, self.options["inputs"]), name=arrival.name)
+            fusion.add(self._state(arrival), self._inputs(arrival), name=arrival.name)
             seconds.append(time.perf_counter() - start)
-            yield self._running({**self.base.state_dict(), **fusion.parameters})
+            yield self._running(fusion.parameters)
 
     def _continual(self, method: str, options: Mapping[str, Any]) -> Iterator[Measurement]:
         seconds: list[float] = []
-        found = follow(self.arrivals, self._bodies(method, options, seconds), kinds=KINDS)
-        for heads, one in found.items():
-            yield Measurement({"heads": heads}, {"accuracy": one.acc, "backward transfer": _number(one.bwt)})
-            for arrival, value in zip(self.arrivals, one.matrix[-1], strict=True):
+        qualities = follow(self.arrivals, self._bodies(method, options, seconds), kinds=KINDS)
+        for heads, quality in qualities.items():
+            metrics = {"accuracy": quality.acc, "backward transfer": number(quality.bwt)}
+            yield Measurement({"heads": heads}, metrics)
+            for arrival, value in zip(self.arrivals, quality.matrix[-1], strict=True):
                 where = {"heads": heads, "task": arrival.name}
                 yield Measurement(where, {"accuracy of the task": value})
         yield Measurement({}, {"seconds": sum(seconds) / len(seconds)})
 
     def _joint(self, method: str, options: Mapping[str, Any]) -> Iterator[Measurement]:
         """All models merged at once; methods that read no inputs run on the processor."""
-        from transship.verbs.merge.fusion.origin import ModuleOrigin
-        from transship.verbs.merge.joint import JointTask, merge_updates_of
-        from transship.verbs.merge.protocol import LearnedMethod, recipe_method
-
         kind = recipe_method(method)
         reads = kind is not None and issubclass(kind, LearnedMethod)
-        device = self.context.device if reads else "cpu"
-        origin = ModuleOrigin(copy.deepcopy(self.base), preprocess=self._images, device=device)
-        models = []
-        for arrival in self.arrivals:
-            came = origin.admit(self._state(arrival), arrival.name)
-            inputs = self._drawn(arrival, self.options["inputs"]) if reads else None
-            models.append(JointTask(came.update, came.model.over(inputs)))
-        seed = self.context.seed("merge") % 2**31
-        settled = origin.backbone(models[0].change)
-        update = merge_updates_of(settled, models, method, options=options, seed=seed)
-        base = self.base.state_dict()
-        merged = {**base, **{name: base[name].cpu() + one.cpu() for name, one in update.items()}}
+        merged = self.together(
+            copy.deepcopy(self.base),
+            {task.name: self._state(task) for task in self.arrivals},
+            {task.name: self._inputs(task) for task in self.arrivals} if reads else {},
+            method,
+            options,
+            device=self.context.device if reads else "cpu",
+        )
         body = self._running(merged)
         for heads, value in final_accuracies(self.arrivals, body, (OWN, CARRIED)).items():
             yield Measurement({"heads": heads}, {"accuracy": value})
         for arrival in self.arrivals:
-            found = arrival.accuracy(body, arrival.head)
-            yield Measurement({"heads": OWN, "task": arrival.name}, {"accuracy of the task": found})
+            value = arrival.accuracy(body, arrival.head)
+            yield Measurement({"heads": OWN, "task": arrival.name}, {"accuracy of the task": value})
+
+
+def pixels(reader: LoadedModel, images: Sequence[Any]) -> Tensor:
+    """Return pictures as CLIP's image tower takes them."""
+    values: Tensor = reader.preprocess(images).inputs["pixel_values"]
+    return values
+
+
+def _labels(rows: Dataset) -> Tensor:
+    return torch.as_tensor(np.asarray(rows.labels)).long()
 
 
 def _tower(name: str) -> dict[str, Tensor]:
     """Return the weights of a published image tower, by the names inside of it."""
     state = load_model(str(find_model(name)), name=name).model.state_dict()
     return {key.removeprefix("vision_model."): tensor for key, tensor in state.items()}
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from transship.report import Column, Table
+from transship.report.figures import heat_map, scatter
 from transship_suites.otmf.names import CARRIED, OWN, PAPER
 from transship_suites.runner import Claim, SuiteResult
 
@@ -17,8 +19,6 @@ def merging_figures(result: SuiteResult, claims: Sequence[Claim]) -> list[Any]:
 
 def medians(result: SuiteResult, claims: Sequence[Claim]) -> Any:
     """Return a table: of every claim's quantity the median over orders and seeds, beside what is claimed."""
-    from transship.report import Column, Table
-
     rows = []
     for claim in claims:
         values = over_orders(result, claim)
@@ -37,7 +37,7 @@ def medians(result: SuiteResult, claims: Sequence[Claim]) -> Any:
 
 def over_orders(result: SuiteResult, claim: Claim) -> list[float]:
     """Return the claim's quantity for every order and seed that has it, else for every seed."""
-    orders = sorted({one.factors["order"] for one in result.measurements if "order" in one.factors}, key=str)
+    orders = sorted({own.factors["order"] for own in result.measurements if "order" in own.factors}, key=str)
     split = [result.per_seed(claim.quantity.within({"order": order})) for order in orders]
     fixed = all(values == split[0] for values in split)  # it names its order, or has none
     chosen = [result.per_seed(claim.quantity)] if fixed else split
@@ -45,15 +45,13 @@ def over_orders(result: SuiteResult, claim: Claim) -> list[float]:
 
 
 def _drawn(result: SuiteResult) -> Iterator[tuple[str, dict[str, Any]]]:
-    for one in result.cases:
-        if "drawn" in one.attachments:
-            drawn = one.attachments["drawn"]
-            yield str(drawn.get("method") or one.case["method"]), drawn  # earlier runs have it in the case
+    for done in result.cases:
+        if "drawn" in done.attachments:
+            drawn = done.attachments["drawn"]
+            yield str(drawn.get("method") or done.case["method"]), drawn  # earlier runs have it in the case
 
 
 def _matrices(result: SuiteResult) -> Iterator[Any]:
-    from transship.report.figures import heat_map
-
     for method, drawn in _drawn(result):
         for heads in (OWN, PAPER, CARRIED):
             yield heat_map(
@@ -69,8 +67,6 @@ def _matrices(result: SuiteResult) -> Iterator[Any]:
 
 
 def _clouds(result: SuiteResult) -> Iterator[Any]:
-    from transship.report.figures import scatter
-
     for method, drawn in _drawn(result):
         groups = {
             name: ([x for x, _ in points], [y for _, y in points]) for name, points in drawn["cloud"].items()

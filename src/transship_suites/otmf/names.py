@@ -1,13 +1,25 @@
-"""What the suites of continual merging call things: ways to merge, kinds of heads. Cheap to import."""
+"""The paper with its printed figures, and what suites of merging call things: ways to merge, kinds of heads.
+
+Cheap to import.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from transship_suites.runner import Paper, read_toml
+
+ABOUT = read_toml(Path(__file__).with_name("paper.toml"))
+THE_PAPER = Paper(ABOUT["title"], ABOUT["authors"], notes=tuple(ABOUT["notes"]))
+# table → row → figures, as the paper prints them
+PRINTED: Mapping[str, Mapping[str, Sequence[float]]] = ABOUT["printed"]
 
 BASE, INDIVIDUAL, TOGETHER = "base, nothing merged", "individual fine-tunes", "multi-task training"
 
+TEXT_MODEL = "minilm-l6"
 OWN, PAPER, TUNED = "own", "tuned, paper's schedule", "tuned, all at the end"
 ONCE, CARRIED, POLISHED = "carried once", "carried", "carried + polish"
 HEADS = (OWN, PAPER, TUNED, ONCE, CARRIED, POLISHED)

@@ -1,25 +1,29 @@
-"""What a merged body is worth while models arrive: accuracy per step, task and kind of head."""
+"""What a merged body is worth while models arrive: heads on its features, accuracy per step, task and head.
+
+Heads are of the kinds that `merge` fits, and the best that labels can train beside them.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from transship.verbs.merge.fusion.measure import Quality, StepReport, quality, shift
-from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, accuracy, carry
-from transship_suites.materials.bodies import wide
-from transship_suites.materials.training import encode
-from transship_suites.otmf.heads import Known, fitted, label_heads, polished
+from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, accuracy, carry, polish, tune
+from transship_suites.materials.bodies import encode, wide
 from transship_suites.otmf.names import (
     CARRIED,
     FEW,
     HEADS,
     JOINT_HEADS,
+    LABEL_HEADS,
     ONCE,
     PAPER,
     POLISHED,
@@ -35,7 +39,26 @@ Measured = Literal["arrivals", "steps", "end"]
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
+class KnownInputs:
+    """What is known of a task's own inputs.
+
+    Attributes:
+        inputs: a quarter of the training inputs.
+        labels: their classes, which only heads tuned on labels may read.
+        logits: of the task's own model, which carried heads read.
+        classes: how many classes there are.
+        features: of the task's own model, for the shift against them.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    logits: Tensor
+    classes: int
+    features: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TunedTask:
     """A fine-tuned model, its head, and the inputs that it brings.
 
     Attributes:
@@ -50,7 +73,7 @@ class Arrival:
     name: str
     model: nn.Module
     head: LinearHead
-    known: Known
+    known: KnownInputs
     test: Tensor
     test_labels: Tensor
 
@@ -59,7 +82,7 @@ class Arrival:
         return accuracy(head(encode(body, self.test)), self.test_labels)
 
 
-class View:
+class BodyView:
     """The tasks as one body sees them: features are read and heads fitted when first asked for, then kept.
 
     It holds for as long as the body keeps its weights. `read` gives its features.
@@ -70,15 +93,15 @@ class View:
         self._features: dict[tuple[str, str], Tensor] = {}
         self._heads: dict[tuple[str, str], LinearHead] = {}
 
-    def known(self, arrival: Arrival) -> Tensor:
+    def known(self, arrival: TunedTask) -> Tensor:
         """Return the features of a task's known inputs."""
         return self._read("known", arrival.name, arrival.known.inputs)
 
-    def test(self, arrival: Arrival) -> Tensor:
+    def test(self, arrival: TunedTask) -> Tensor:
         """Return the features of a task's test inputs."""
         return self._read("test", arrival.name, arrival.test)
 
-    def head(self, kind: str, arrival: Arrival) -> LinearHead:
+    def head(self, kind: str, arrival: TunedTask) -> LinearHead:
         """Return a task's head of a kind that is fitted to this body."""
         key = kind, arrival.name
         if key not in self._heads:
@@ -89,7 +112,7 @@ class View:
                 self._heads[key] = fitted(kind, features, known, arrival.head)
         return self._heads[key]
 
-    def accuracy(self, arrival: Arrival, head: LinearHead) -> float:
+    def accuracy(self, arrival: TunedTask, head: LinearHead) -> float:
         """Return a head's accuracy on the test inputs of its task."""
         return accuracy(head(self.test(arrival)), arrival.test_labels)
 
@@ -100,8 +123,8 @@ class View:
 
 
 def follow(
-    arrivals: Sequence[Arrival],
-    bodies: Iterable[nn.Module | View],
+    arrivals: Sequence[TunedTask],
+    bodies: Iterable[nn.Module | BodyView],
     *,
     measured: Measured = "arrivals",
     kinds: Sequence[str] = HEADS,
@@ -109,18 +132,18 @@ def follow(
     """Return ACC, BWT and accuracies of the merged body along the arrivals, for every kind of head.
 
     The paper's schedule tunes the head of the task before the newest one, once, and never the last one's. A
-    body that is given as one View at every step is read once.
+    body that is given as one BodyView at every step is read once.
     """
     return followed(arrivals, bodies, measured=measured, kinds=kinds)[0]
 
 
 def followed(
-    arrivals: Sequence[Arrival],
-    bodies: Iterable[nn.Module | View],
+    arrivals: Sequence[TunedTask],
+    bodies: Iterable[nn.Module | BodyView],
     *,
     measured: Measured = "arrivals",
     kinds: Sequence[str] = HEADS,
-) -> tuple[dict[str, Quality], View]:
+) -> tuple[dict[str, Quality], BodyView]:
     """Return what `follow` does, and the last body as it was seen."""
     kept: dict[str, dict[int, LinearHead]] = {PAPER: {}, ONCE: {}}
     history: list[StepReport] = []
@@ -140,8 +163,8 @@ def followed(
                 report.accuracy[kind][arrival.name] = view.accuracy(arrival, head)
         history.append(report)
     names = [arrival.name for arrival in arrivals]
-    found = {kind: quality(history, names, kind) for kind in kinds}
-    return {kind: one for kind, one in found.items() if one is not None}, view
+    qualities = {kind: quality(history, names, kind) for kind in kinds}
+    return {kind: own for kind, own in qualities.items() if own is not None}, view
 
 
 def _measured_tasks(step: int, last: int, measured: Measured) -> Sequence[int]:
@@ -150,12 +173,12 @@ def _measured_tasks(step: int, last: int, measured: Measured) -> Sequence[int]:
     return (step,) if measured == "arrivals" else ()
 
 
-def _view(body: nn.Module | View) -> View:
-    return body if isinstance(body, View) else View(body)
+def _view(body: nn.Module | BodyView) -> BodyView:
+    return body if isinstance(body, BodyView) else BodyView(body)
 
 
 def final_accuracies(
-    arrivals: Sequence[Arrival], body: nn.Module | View, kinds: Sequence[str] = JOINT_HEADS
+    arrivals: Sequence[TunedTask], body: nn.Module | BodyView, kinds: Sequence[str] = JOINT_HEADS
 ) -> dict[str, float]:
     """Return the mean accuracy over tasks of a body that has no history, by kind of head."""
     view, sums = _view(body), dict.fromkeys(kinds, 0.0)
@@ -166,7 +189,7 @@ def final_accuracies(
     return sums
 
 
-def label_head_accuracies(arrivals: Sequence[Arrival], view: View) -> dict[str, float]:
+def label_head_accuracies(arrivals: Sequence[TunedTask], view: BodyView) -> dict[str, float]:
     """Return the mean accuracy over tasks of each head that labels can train on one body."""
     sums: dict[str, float] = {}
     for arrival in arrivals:
@@ -175,7 +198,7 @@ def label_head_accuracies(arrivals: Sequence[Arrival], view: View) -> dict[str, 
     return sums
 
 
-def wide_accuracies(arrivals: Sequence[Arrival], body: nn.Module) -> dict[str, float]:
+def wide_accuracies(arrivals: Sequence[TunedTask], body: nn.Module) -> dict[str, float]:
     """Return the mean accuracy over tasks of heads carried onto features of several blocks."""
     sums: dict[str, float] = {}
     for arrival in arrivals:
@@ -183,12 +206,12 @@ def wide_accuracies(arrivals: Sequence[Arrival], body: nn.Module) -> dict[str, f
         carried = fitted(CARRIED, features, arrival.known, arrival.head)
         heads = {WIDE: carried, WIDE_POLISHED: polished(carried, features, arrival.known)}
         for name, head in heads.items():
-            found = accuracy(head(test), arrival.test_labels)
-            sums[name] = sums.get(name, 0.0) + found / len(arrivals)
+            share = accuracy(head(test), arrival.test_labels) / len(arrivals)
+            sums[name] = sums.get(name, 0.0) + share
     return sums
 
 
-def few_accuracies(arrivals: Sequence[Arrival], view: View) -> dict[tuple[int | str, str], float]:
+def few_accuracies(arrivals: Sequence[TunedTask], view: BodyView) -> dict[tuple[int | str, str], float]:
     """Return the mean accuracy of heads carried on few inputs, shrunk to zero or to the task's own head."""
     sums: dict[tuple[int | str, str], float] = {}
     for arrival in arrivals:
@@ -196,12 +219,12 @@ def few_accuracies(arrivals: Sequence[Arrival], view: View) -> dict[tuple[int | 
         for (label, count), (name, settings) in itertools.product(FEW.items(), PRIORS.items()):
             some, logits = features[:count], arrival.known.logits[:count]
             head = carry(some, logits, arrival.head, HeadSettings(**settings))
-            found = view.accuracy(arrival, head) / len(arrivals)
-            sums[label, name] = sums.get((label, name), 0.0) + found
+            share = view.accuracy(arrival, head) / len(arrivals)
+            sums[label, name] = sums.get((label, name), 0.0) + share
     return sums
 
 
-def mean_shift(arrivals: Sequence[Arrival], view: View) -> tuple[float, float]:
+def mean_shift(arrivals: Sequence[TunedTask], view: BodyView) -> tuple[float, float]:
     """Return the mean over tasks of Δ (Eqs. 1–2) and of the Sinkhorn divergence, on the tasks' inputs."""
     shifts = []
     for arrival in arrivals:
@@ -210,3 +233,61 @@ def mean_shift(arrivals: Sequence[Arrival], view: View) -> tuple[float, float]:
         shifts.append(shift(view.known(arrival), own))
     mean = torch.tensor(shifts, dtype=torch.float64).mean(0)
     return float(mean[0]), float(mean[1])
+
+
+def fitted(kind: str, features: Tensor, known: KnownInputs, own: LinearHead) -> LinearHead:
+    """Return a head of this kind for merged features of the known inputs."""
+    if kind not in (TUNED, CARRIED, POLISHED):
+        raise ValueError(f"'{kind}' is no kind of head that is fitted")
+    # features of several blocks have no own head to shrink to
+    settings = HeadSettings(prior="own" if features.shape[1] == own.weight.shape[1] else "zero")
+    if kind == TUNED:
+        return tune(own, features, known.labels, settings)
+    carried = carry(features, known.logits, own, settings)
+    return carried if kind == CARRIED else polished(carried, features, known)
+
+
+def polished(carried: LinearHead, features: Tensor, known: KnownInputs) -> LinearHead:
+    """Return a carried head after its steps against the probabilities of the task's own model."""
+    return polish(carried, features, known.logits, HeadSettings())
+
+
+def label_heads(features: Tensor, known: KnownInputs, own: LinearHead) -> dict[str, LinearHead]:
+    """Return heads trained on labels in seven ways: what a carried head must be held against.
+
+    Adam from the task's own head, fast (the paper's: 100 steps of 0.01), slow (1000 of 0.001) and long (1000
+    of 0.01); ridge on one-hot rows and logistic regression at two penalties each.
+    """
+    steps_and_rates = ((100, 0.01), (1000, 0.001), (1000, 0.01))
+    heads = [
+        tune(own, features, known.labels, HeadSettings(tuning_steps=steps, tuning_rate=rate))
+        for steps, rate in steps_and_rates
+    ]
+    rows, labels = features.double().numpy(), known.labels.numpy()
+    unit = float(features.double().var(0).sum()) / features.shape[1] * len(rows)
+    wanted = one_hot(known.labels, known.classes).double().numpy()
+    for strength in (1e-3, 1e-1):
+        flat = Ridge(alpha=strength * unit).fit(rows, wanted)
+        heads.append(_head(flat.coef_, flat.intercept_))
+    for penalty in (1.0, 0.03):
+        regression = LogisticRegression(C=penalty, max_iter=300).fit(rows, labels)
+        heads.append(_over_all(regression, known.classes))
+    return dict(zip(LABEL_HEADS, heads, strict=True))
+
+
+def _over_all(regression: Any, classes: int) -> LinearHead:
+    """Return a logistic regression as a head over all classes; one that it never saw cannot win."""
+    weight, bias = regression.coef_, regression.intercept_
+    if len(regression.classes_) == 2 and len(weight) == 1:  # scikit-learn keeps one row of two classes
+        weight, bias = torch.tensor(weight), torch.tensor(bias)
+        weight, bias = torch.cat([-weight, weight]) / 2, torch.cat([-bias, bias]) / 2
+    seen = _head(weight, bias)
+    places = torch.from_numpy(regression.classes_)
+    weight = torch.zeros(classes, seen.weight.shape[1]).index_copy(0, places, seen.weight)
+    assert seen.bias is not None
+    bias = torch.full((classes,), -1e9).index_copy(0, places, seen.bias)
+    return LinearHead(weight, bias)
+
+
+def _head(weight: Any, bias: Any) -> LinearHead:
+    return LinearHead(torch.as_tensor(weight).float(), torch.as_tensor(bias).float())

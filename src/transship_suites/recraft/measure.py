@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
-from transship_suites.materials.series import Array, Task
-from transship_suites.runner import Measurement
+from transship.data import find_model
+from transship.errors import TransshipWarning
+from transship.numerics import chunks
+from transship.types import Array
+from transship.verbs.adapt import Recraft
+from transship.verbs.adapt.model.backbone import open_backbone
+from transship.verbs.adapt.raw.baselines import fit_raw
+from transship.verbs.adapt.rows.metrics import evaluate
+from transship.verbs.adapt.settings import COMMAND
+from transship_suites.materials.grids import base, grid_task, proxy
+from transship_suites.materials.targets import Target, series_task
+from transship_suites.recraft import worth
+from transship_suites.recraft.declared import DEFAULT, EQUAL_TIME, HYBRID
+from transship_suites.runner import Case, Context, Measurement
 
-# `nft*` is nft for as long as both stages of recraft take together
-EQUAL_TIME = "nft*"
-# `hybrid` is recraft on the best raw model, kept where it gains on validation rows: as `adapt fit` does, but
-# with the stage 1, the tokens and the epochs of the suite
-HYBRID = "hybrid"
-# `default` is the shortest command, `transship adapt fit --backbone … --train … OUT`: nothing is told
-DEFAULT = "default"
 # what the other methods are told, so that they differ in their stage 1 alone: the last weights, since every
 # one has the same budget, and one way of stage 2. A row of the log costs three steps; tables show where stage
 # 1 begins and ends
@@ -35,7 +43,7 @@ RAW = {
 
 
 def adapted(
-    task: Task,
+    task: Target,
     method: str,
     *,
     seed: int,
@@ -56,9 +64,6 @@ def adapted(
         longer: how many times that budget `nft*` has.
         device: where it trains: cpu, or accelerate's choice.
     """
-    from transship.errors import TransshipWarning
-    from transship.verbs.adapt import Recraft
-
     model = Recraft(
         backbone=_opened(backbone) if isinstance(backbone, str) else backbone,
         task=task.kind,
@@ -90,11 +95,9 @@ def adapted(
 
 
 def parameters(
-    task: Task, method: str, settings: Mapping[str, Any], *, longer: float = 1.0
+    task: Target, method: str, settings: Mapping[str, Any], *, longer: float = 1.0
 ) -> dict[str, Any]:
     """Return what a row tells the estimator; a suite's settings stand above those of the task."""
-    from transship.verbs.adapt.settings import COMMAND
-
     if method == DEFAULT:
         return dict(COMMAND)
     asked = {**TOLD, **task.settings, **settings, "method": method}
@@ -109,12 +112,9 @@ def parameters(
 @cache
 def _opened(backbone: str) -> Any:
     """Return the backbone by name, read once per process; fits copy what they train."""
-    from transship.data import find_model
-    from transship.verbs.adapt.model.backbone import open_backbone
-
-    found = open_backbone(str(find_model(backbone)))
-    found.loaded.name = backbone
-    return found
+    model = open_backbone(str(find_model(backbone)))
+    model.loaded.name = backbone
+    return model
 
 
 def stage_one(log: list[dict[str, Any]]) -> dict[str, float]:
@@ -136,12 +136,8 @@ def stage_one(log: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def raw(task: Task, *, seed: int, kernels: int | None = None) -> Iterator[Measurement]:
+def raw(task: Target, *, seed: int, kernels: int | None = None) -> Iterator[Measurement]:
     """Yield the raw baselines, fitted on the training rows alone, as rows of the table."""
-    import time
-
-    from transship.verbs.adapt.raw.baselines import fit_raw
-
     for name in RAW[task.kind]:
         start = time.process_time()
         model = fit_raw(name, *task.train, task=task.kind, seed=seed, kernels=kernels, classes=task.classes)
@@ -150,21 +146,134 @@ def raw(task: Task, *, seed: int, kernels: int | None = None) -> Iterator[Measur
         yield Measurement({"method": name}, {**figures, "seconds": seconds, "stage1_seconds": 0.0})
 
 
-def scored(task: Task, predicted: Array, scores: Array | None) -> dict[str, float]:
+def scored(task: Target, predicted: Array, scores: Array | None) -> dict[str, float]:
     """Return the test figures by the names that tables use; shares as shares, errors as errors."""
-    from transship.verbs.adapt.rows.metrics import evaluate
-
     truth = task.test[1]
-    if task.kind == "classification":
-        found = evaluate("classification", truth, np.asarray(predicted).astype(np.int64), scores)
-        return {
-            "accuracy": 1.0 - found["error"],
-            "error": found["error"],
-            "cross_entropy": found["cross-entropy"],
-            "f1_error": found["1-f1"],
-        }
+    if task.kind == "dense":
+        errors = evaluate("dense", truth, np.asarray(predicted).reshape(truth.shape))
+        return {"nrmse": errors["nrmse"], "relative_l2": errors["relative-l2"], "mse": errors["mse"]}
+    errors = evaluate(task.kind, truth, np.asarray(predicted).astype(np.int64), scores)
     if task.kind == "multilabel":
-        found = evaluate("multilabel", truth, np.asarray(predicted).astype(np.int64), scores)
-        return {"auroc_error": found["1-auroc"], "map_error": found["1-map"]}
-    found = evaluate("dense", truth, np.asarray(predicted).reshape(truth.shape))
-    return {"nrmse": found["nrmse"], "relative_l2": found["relative-l2"], "mse": found["mse"]}
+        return {"auroc_error": errors["1-auroc"], "map_error": errors["1-map"]}
+    return {
+        "accuracy": 1.0 - errors["error"],
+        "error": errors["error"],
+        "cross_entropy": errors["cross-entropy"],
+        "f1_error": errors["1-f1"],
+    }
+
+
+def measured_series(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure one part on one series: all parts of a seed share rows and first weights.
+
+    The seeds of a variant may take its tasks in turn.
+    """
+    name, part = str(case["task"]), str(case["part"])
+    own, seeds = context.options["variants"][case["variant"]], context.options["seeds"]
+    if own.get("in_turn") and own["tasks"][case.seed % seeds % len(own["tasks"])] != name:
+        return
+    size = worth.size_of(own, part)
+    task = series_task(name, rows=size, test=own["test"], seed=context.seed("rows", name) % 2**32)
+    sized = {"rows": size} if size is not None else {}
+    for row in measured(task, part, context, backbone=case["backbone"], options=own):
+        yield Measurement({**row.factors, **sized}, row.metrics)
+
+
+def measured_grid(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure one part on one task of grids: all parts of a seed share rows and first weights."""
+    name, part = str(case["task"]), str(case["part"])
+    own = context.options["variants"][case["variant"]]
+    task = grid_task(name, rows=own["rows"], test=own["test"], seed=context.seed("rows", name) % 2**32)
+    settings, backbone = dict(own["settings"]), None
+    if part not in ("raw", "fno"):
+        backbone = base(context, int(context.options["pretrain"]))
+        settings["proxy"] = proxy()
+    yield from measured(task, part, context, backbone=backbone, options={**own, "settings": settings})
+
+
+def measured(
+    task: Target, part: str, context: Context, *, backbone: Any, options: Mapping[str, Any]
+) -> Iterator[Measurement]:
+    """Yield what a part measures: one method, the raw models, or the Fourier operator.
+
+    `options` hold `settings` of the estimator, `methods` (their own parameters by name), `longer` for `nft*`,
+    and `changes`: parts that are a method with other settings.
+    """
+    seed = context.seed("fit", task.name) % 2**31
+    change = options.get("changes", {}).get(part, {})
+    method = str(change.get("method", part))
+    if method == "raw":
+        yield from raw(task, seed=seed)
+    elif method == "fno":
+        reason = missing()
+        if reason is not None:
+            context.attach("skipped", reason)
+            return
+        yield Measurement({"method": "fno"}, fourier_operator(task, seed=seed, **options.get("fno", {})))
+    else:
+        own = options.get("methods", {}).get(method)
+        settings = {**options["settings"], **({"method_options": own} if own else {})}
+        settings |= change.get("settings", {})
+        longer = float(options.get("longer", 1.0))
+        metrics = adapted(task, method, seed=seed, backbone=backbone, settings=settings, longer=longer)
+        yield Measurement({"method": part}, metrics)
+
+
+def missing() -> str | None:
+    """Return why the operator cannot run here; None where it can."""
+    if importlib.util.find_spec("neuralop") is None:
+        return "neuraloperator is not installed (pip install 'transship[pde]')"
+    try:
+        from neuralop.models import FNO  # noqa: F401
+    except ImportError as error:  # it imports several libraries of its own
+        return f"neuraloperator does not import: {error}"
+    return None
+
+
+def fourier_operator(
+    task: Target, *, seed: int, epochs: int = 60, width: int = 24, modes: int = 8, batch: int = 16
+) -> dict[str, float]:
+    """Train an FNO on the training rows (relative ℓ2, AdamW, one cycle) and return its test figures.
+
+    Inputs and outputs are standardised by the training rows; the last weights are kept. Channels and modes
+    are small: it trains in about the time that the adapted models have.
+    """
+    from neuralop.models import FNO  # an extra
+
+    start = time.process_time()
+    inputs, outputs = (torch.as_tensor(np.asarray(part, np.float32)) for part in task.train)
+    shaped = outputs.reshape(len(outputs), -1, *inputs.shape[2:])
+    mean_in, mean_out = inputs.mean(), shaped.mean()
+    scale_in, scale_out = inputs.std().clamp_min(1e-6), shaped.std().clamp_min(1e-6)
+    axes = inputs.ndim - 2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = FNO(
+            n_modes=(min(modes, inputs.shape[-1] // 2),) * axes,
+            in_channels=inputs.shape[1],
+            out_channels=shaped.shape[1],
+            hidden_channels=width,
+            n_layers=4,
+        )
+    x, y = (inputs - mean_in) / scale_in, (shaped - mean_out) / scale_out
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=1e-4)
+    steps = epochs * max(1, len(x) // batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=4e-3, total_steps=steps, pct_start=0.2)
+    order = torch.randperm(len(x), generator=generator)
+    for step in range(steps):
+        place = step % max(1, len(x) // batch)
+        if place == 0:
+            order = torch.randperm(len(x), generator=generator)
+        rows = order[place * batch : (place + 1) * batch]
+        wrong = (model(x[rows]) - y[rows]).flatten(1).norm(dim=1)
+        loss = (wrong * scale_out / shaped[rows].flatten(1).norm(dim=1).clamp_min(1e-6)).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    with torch.inference_mode():
+        held = (torch.as_tensor(np.asarray(task.test[0], np.float32)) - mean_in) / scale_in
+        predicted = torch.cat([model(held[some]) for some in chunks(len(held), 64)]) * scale_out + mean_out
+    figures = scored(task, predicted.numpy(), None)
+    return {**figures, "seconds": time.process_time() - start, "stage1_seconds": 0.0}

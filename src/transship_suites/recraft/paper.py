@@ -4,42 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from transship_suites.materials.hub import CONVERTED, data, gpu, model, read
-from transship_suites.materials.series import Task
-from transship_suites.runner import Context, Measurement, Need
+import pyarrow.parquet
 
-if TYPE_CHECKING:
-    from transship.data import Dataset
+from transship.data import Dataset, wrap
+from transship_suites.materials.origins import hub_folder, read
+from transship_suites.materials.targets import Target, array_task, pde_task
+from transship_suites.recraft.declared import CIFAR, CONLL
+from transship_suites.recraft.measure import adapted, fourier_operator
+from transship_suites.runner import Case, Context, Measurement
 
-CONLL, CIFAR = f"eriktks/conll2003@{CONVERTED}", "uoft-cs/cifar10"
-ROBERTA, SWIN = "FacebookAI/roberta-base", "microsoft/swin-base-patch4-window7-224-in22k"
-METHODS = ("nft", "orca", "pare", "mona", "fa", "recraft", "fa-warm")
 _ENTITIES = ("none", "person", "organisation", "location", "miscellaneous")
 # ORCA's: clip 1, warm-up of 5 epochs, embedder and head ten times as fast, 5,000 proxy items
 SETTINGS = {"proxy_items": 5000, "embedder_factor": 10.0, "clip": 1.0}
-SETTING = (
-    "in data none; what the paper leaves open is named at the end of the page. All rows train with AdamW: "
-    "the paper's Tables 8 and 9 ask for SGD or plain Adam on some tasks, which the estimator has not"
-)
 
 
-def common_needs(options: Mapping[str, Any]) -> list[Need]:
-    """Return the backbones and proxies of the tasks that are asked for, and the card."""
-    asked = [options["tasks"][name]["backbone"] for name in options["tasks"]]
-    found = [gpu(11)]
-    if "roberta" in asked:
-        found += [model(options["backbones"]["roberta"]), data(CONLL, "conll2003/SPLIT/*.parquet")]
-    if "swin" in asked:
-        found += [model(options["backbones"]["swin"]), data(CIFAR, "plain_text/SPLIT-*.parquet")]
-    return found
+def measured(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure one method on one task: methods of a seed share rows and first weights."""
+    name, method, options = str(case["task"]), str(case["method"]), context.options
+    about = options["tasks"][name]
+    seed = context.seed("rows", name) % 2**32
+    load = pde_task if "file" in about else array_task
+    task = load(name, about, rows=options["rows"], test=options["test"], seed=seed)
+    if method == "fno":
+        figures = fourier_operator(task, seed=context.seed("fit", name) % 2**31, **options["fno"])
+        yield Measurement({"backbone": "none"}, figures)
+    else:
+        yield Measurement({"method": method}, _fitted(task, method, about, context))
 
 
-def measured(task: Task, method: str, about: Mapping[str, Any], context: Context) -> Iterator[Measurement]:
-    """Fit one method with the paper's numbers for the task, and yield what it scores on test rows."""
-    from transship_suites.recraft.measure import adapted
-
+def _fitted(task: Target, method: str, about: Mapping[str, Any], context: Context) -> dict[str, float]:
+    """Fit one method with the paper's numbers for the task, and return what it scores on test rows."""
     options = context.options
     settings = {**SETTINGS, **_trained(about), **options["limits"]}
     if method != "nft":
@@ -53,7 +49,7 @@ def measured(task: Task, method: str, about: Mapping[str, Any], context: Context
         settings["method_options"] = own
     device = "cpu" if context.device == "cpu" else "auto"
     backbone = options["backbones"][about["backbone"]]
-    figures = adapted(
+    return adapted(
         task,
         method,
         seed=context.seed("fit", task.name) % 2**31,
@@ -61,7 +57,6 @@ def measured(task: Task, method: str, about: Mapping[str, Any], context: Context
         settings=settings,
         device=device,
     )
-    yield Measurement({"method": method}, figures)
 
 
 def _trained(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,16 +95,9 @@ def _sentences() -> Dataset:
 
     The paper's proxy labels words; a source of ours labels whole inputs.
     """
-    import pyarrow.parquet
-
-    from transship.data import data_files, find_data, wrap
-    from transship.data.locate import hub_parts
-
-    found = data_files(hub_parts(CONLL)[0])
-    folder = found[0] if found else find_data(CONLL)
     texts: list[str] = []
     labels: list[int] = []
-    for file in sorted(folder.glob("conll2003/train/*.parquet")):
+    for file in sorted(hub_folder(CONLL).glob("conll2003/train/*.parquet")):
         table = pyarrow.parquet.read_table(file, columns=["tokens", "ner_tags"]).to_pydict()
         for words, tags in zip(table["tokens"], table["ner_tags"], strict=True):
             if words:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transship_suites.recraft.measure import DEFAULT, HYBRID
-from transship_suites.recraft.rows import RAW_NAMES, TITLES
-from transship_suites.runner import Column, Quantity, Row, cell, highest
+from transship_suites.recraft.declared import DEFAULT, HYBRID, RAW_NAMES, TITLES
+from transship_suites.runner import Condition, Quantity, Reading, cell, highest, percent
 
 VARIANT = "worth"
 SERIES = ("ElectricDevices", "waves")
@@ -87,7 +86,7 @@ def above(method: str, *others: str) -> Quantity:
     return _accuracy(method) - highest(*map(_accuracy, others))
 
 
-def table_rows() -> tuple[Row, ...]:
+def table_rows() -> tuple[Condition, ...]:
     """Return the rows of the table: the changes, the default, and raw models on few and on more rows."""
     named = [(TITLES[name], name, FEW) for name in (PLAIN, "scratch")]
     named += [(f"RECRAFT, {name}", name, _rows_of(name)) for name in CHANGES]
@@ -95,17 +94,17 @@ def table_rows() -> tuple[Row, ...]:
     named += [(TITLES[name], name, FEW) for name in (DEFAULT, *RAW_NAMES)]
     named += [(f"{TITLES[name]}, three times the rows", name, MORE) for name in RAW_NAMES]
     return tuple(
-        Row(title, {"variant": VARIANT, "method": name, "rows": rows}) for title, name, rows in named
+        Condition(title, {"variant": VARIANT, "method": name, "rows": rows}) for title, name, rows in named
     )
 
 
-def table_columns() -> tuple[Column, ...]:
+def table_columns() -> tuple[Reading, ...]:
     """Return the columns; the difference is paired, and between models of the same rows."""
     difference = cell("accuracy") - cell("accuracy", method="rocket")
     return (
-        *(Column(task, cell("accuracy", task=task), percent=True, digits=1) for task in SERIES),
-        Column("both", "accuracy", percent=True, digits=1),
-        Column("above random convolutions", difference, percent=True, digits=1),
-        Column("raw model kept alone", "raw_alone", percent=True, digits=0),
-        Column("CPU seconds", "seconds", digits=1),
+        *(percent(task, cell("accuracy", task=task)) for task in SERIES),
+        percent("both", "accuracy"),
+        percent("above random convolutions", difference),
+        percent("raw model kept alone", "raw_alone", digits=0),
+        Reading("CPU seconds", "seconds", digits=1),
     )

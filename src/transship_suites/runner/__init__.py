@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from transship_suites.runner.context import Context
+from transship_suites.runner.context import Context, Experiment
 from transship_suites.runner.declaration import (
-    Column,
+    Condition,
     Curve,
     Need,
     Paper,
-    Row,
+    PaperTable,
+    Reading,
     Scale,
     Suite,
-    Table,
+    load_suite,
+    percent,
+    printed,
     product,
+    read_toml,
+    suite_names,
 )
-from transship_suites.runner.find import load_suite, suite_names
 from transship_suites.runner.quantities import (
     Case,
+    Level,
     Measurement,
     Options,
     Quantity,
@@ -25,37 +30,42 @@ from transship_suites.runner.quantities import (
     lowest,
 )
 from transship_suites.runner.results import SuiteResult
-from transship_suites.runner.run import Step, SuiteRun
+from transship_suites.runner.run import CaseDone, SuiteRun
 from transship_suites.runner.schedule import run_suite
-from transship_suites.runner.verdict import Claim, EveryRun, Judgement, Spread, judge, spread
+from transship_suites.runner.verdict import Claim, EveryRun, Judgement, SeedSpread, judge, spread
 
 __all__ = [
     "Case",
+    "CaseDone",
     "Claim",
-    "Column",
+    "Condition",
     "Context",
     "Curve",
     "EveryRun",
+    "Experiment",
     "Judgement",
+    "Level",
     "Measurement",
     "Need",
     "Options",
     "Paper",
+    "PaperTable",
     "Quantity",
-    "Row",
+    "Reading",
     "Scale",
-    "Spread",
-    "Step",
+    "SeedSpread",
     "Suite",
     "SuiteResult",
     "SuiteRun",
-    "Table",
     "cell",
     "highest",
     "judge",
     "load_suite",
     "lowest",
+    "percent",
+    "printed",
     "product",
+    "read_toml",
     "run_suite",
     "spread",
     "suite_names",

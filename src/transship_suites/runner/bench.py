@@ -10,8 +10,7 @@ from typing import Any
 from transship.atomic import write_text
 from transship.errors import MissingError, OutputError, TransshipError
 from transship.report import html, markdown
-from transship_suites.runner.declaration import Suite
-from transship_suites.runner.find import load_suite, suite_names
+from transship_suites.runner.declaration import Suite, load_suite, suite_names
 from transship_suites.runner.needs import ensure, locate
 from transship_suites.runner.results import SuiteResult
 from transship_suites.runner.run import SuiteRun

@@ -1,39 +1,64 @@
-"""The words in which a suite is declared. Importing them is cheap: no numpy, no torch."""
+"""The words in which a suite is declared, and how suites are found: a file is a suite, under its own name.
+
+Importing this is cheap: no numpy, no torch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import importlib
+import importlib.util
 import itertools
+import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, Literal
 
+from transship.errors import OptionError
 from transship.registry import unknown
 from transship_suites.runner.context import Context
 from transship_suites.runner.quantities import (
     Case,
-    Cell,
     Factors,
     Level,
     Measurement,
+    MetricMean,
     Metrics,
     Options,
     Quantity,
 )
 from transship_suites.runner.verdict import Claim
 
+HOME = Path(__file__).parent.parent
 Measured = Metrics | Iterable[Measurement]
 
 
 @dataclass(frozen=True)
 class Paper:
-    """Where the table stands that a suite re-runs."""
+    """Where the table stands that a suite re-runs.
+
+    Attributes:
+        title: of the paper.
+        authors: as it names them.
+        where: which tables and figures.
+        link: to it.
+        notes: what has to be known beside its figures: where it contradicts itself, or cannot be right.
+    """
 
     title: str
     authors: str
     where: str = ""
     link: str = ""
+    notes: tuple[str, ...] = ()
+
+    def at(self, where: str) -> Paper:
+        """Return the paper with the tables and figures that a suite re-runs."""
+        return dataclasses.replace(self, where=where)
 
     def __str__(self) -> str:
         return ", ".join(part for part in (self.authors, f"“{self.title}”", self.where) if part)
@@ -74,7 +99,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Row:
+class Condition:
     """A condition: the table's row or the curve's line with its name and the levels that select it."""
 
     name: str
@@ -82,7 +107,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Column:
+class Reading:
     """What is shown of every row.
 
     Attributes:
@@ -97,14 +122,14 @@ class Column:
     percent: bool = False
     digits: int = 3
 
-    def within(self, row: Row) -> Quantity:
+    def within(self, row: Condition) -> Quantity:
         """Return what the cell of `row` shows."""
-        quantity = Cell(self.quantity) if isinstance(self.quantity, str) else self.quantity
+        quantity = MetricMean(self.quantity) if isinstance(self.quantity, str) else self.quantity
         return quantity.within(row.where)
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """Rows × columns, with the paper's own figures where it has them.
 
     Attributes:
@@ -117,8 +142,8 @@ class Table:
     """
 
     title: str
-    rows: tuple[Row, ...]
-    columns: tuple[Column, ...]
+    rows: tuple[Condition, ...]
+    columns: tuple[Reading, ...]
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
     paper_source: str = ""
     setting: str = ""
@@ -151,7 +176,7 @@ class Curve:
     title: str
     x: str
     quantity: str | Quantity
-    lines: tuple[Row, ...]
+    lines: tuple[Condition, ...]
     x_title: str
     y_title: str
     log_x: bool = False
@@ -187,7 +212,7 @@ class Suite:
     scales: Mapping[str, Scale]
     cases: Callable[[Options], Iterable[Factors]]
     run: Callable[[Case, Context], Measured]
-    tables: tuple[Table, ...]
+    tables: tuple[PaperTable, ...]
     curves: tuple[Curve, ...] = ()
     figures: Callable[[Any], Sequence[Any]] | None = None
     needs: tuple[Need, ...] = ()
@@ -221,6 +246,25 @@ class Suite:
         return dataclasses.replace(self, scales={**self.scales, scale: changed})
 
 
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return what a file of data says: a paper with its printed figures, names and prompts of materials."""
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def printed(rows: Mapping[str, Sequence[float]], columns: Sequence[str]) -> dict[tuple[str, str], float]:
+    """Return a paper's printed rows by (row, column), as `Table.paper` holds them."""
+    return {
+        (row, column): value
+        for row, values in rows.items()
+        for column, value in zip(columns, values, strict=True)
+    }
+
+
+def percent(name: str, quantity: str | Quantity, digits: int = 1) -> Reading:
+    """Return a column of shares that is shown as per cent."""
+    return Reading(name, quantity, percent=True, digits=digits)
+
+
 def product(**levels: Sequence[Level]) -> list[dict[str, Level]]:
     """Return every combination of the factors' levels: the cases of a full grid."""
     return [
@@ -231,3 +275,51 @@ def product(**levels: Sequence[Level]) -> list[dict[str, Level]]:
 def _unique(names: Sequence[str], what: str) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"two {what} have the same name")
+
+
+def suite_names(folder: Path | None = None) -> tuple[str, ...]:
+    """Return the names of the suites in `folder` (ours by default), sorted, without importing any."""
+    files = (folder or HOME).glob("[a-z]*.py")
+    return tuple(sorted(file.stem.replace("_", "-") for file in files))
+
+
+def load_suite(name: str, folder: Path | None = None) -> Suite:
+    """Import the file of the suite `name` and return what it declares as `suite`."""
+    known = suite_names(folder)
+    if name not in known:
+        raise unknown(name, known, kind="suite", where="bench")
+    file = (folder or HOME) / f"{name.replace('-', '_')}.py"
+    declared = getattr(_import(file, ours=folder is None or folder == HOME), "suite", None)
+    if not isinstance(declared, Suite):
+        raise OptionError(
+            "the file declares no suite", where=str(file), fix="write `suite = Suite(…)` at its top level"
+        )
+    return dataclasses.replace(declared, name=name, file=file)
+
+
+class _FromSource(SourceFileLoader):
+    """Runs the text that is fingerprinted: cached bytecode may be that of an edit in the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the file's code, compiled anew."""
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def _import(file: Path, *, ours: bool) -> ModuleType:
+    if ours:
+        return importlib.import_module(f"transship_suites.{file.stem}")
+    # a name of its own per folder, so that two folders may have a suite of the same name
+    home = hashlib.sha256(str(file.resolve().parent).encode()).hexdigest()[:12]
+    name = f"transship_suite_{home}_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
+    assert spec is not None, "a .py file always has a loader"
+    assert spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception:
+        del sys.modules[spec.name]
+        raise
+    return module

@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from transship.data import locate as local
 from transship.errors import MissingError
 from transship_suites.runner.declaration import Need
 
@@ -31,16 +32,14 @@ def locate(need: Need) -> tuple[Path, ...] | None:
         return () if importlib.util.find_spec(need.name) is not None else None
     if need.kind == "data" and need.name in EMBEDDED_DATA:
         return ()
-    from transship.data.locate import data_files, hub_parts, is_hub_id, model_folders
-
     # a folder of our own has a hub id's name without its revision
-    plain = hub_parts(need.name)[0] if is_hub_id(need.name) else need.name
+    plain = local.hub_parts(need.name)[0] if local.is_hub_id(need.name) else need.name
     if need.kind == "data":
-        found = data_files(plain)
+        here = local.data_files(plain)
     else:
-        places = [Path(plain).expanduser(), *(folder / plain for folder in model_folders())]
-        found = tuple(place for place in places if place.exists())[:1]
-    return found or (_in_hub_cache(need) if is_hub_id(need.name) else None)
+        places = [Path(plain).expanduser(), *(folder / plain for folder in local.model_folders())]
+        here = tuple(place for place in places if place.exists())[:1]
+    return here or (_in_hub_cache(need) if local.is_hub_id(need.name) else None)
 
 
 def has_gpu() -> bool:
@@ -100,19 +99,15 @@ def _lines(needs: Sequence[Need]) -> str:
 
 
 def _on_hub(need: Need) -> bool:
-    from transship.data.locate import is_hub_id
-
-    return need.kind in ("data", "model") and is_hub_id(need.name)
+    return need.kind in ("data", "model") and local.is_hub_id(need.name)
 
 
 def _not_fetched(needs: Sequence[Need]) -> list[Need]:
     """Return what the hub did not give; a hub that does not answer is asked once."""
-    from transship.data.locate import fetch
-
     lacking: list[Need] = []
     for place, need in enumerate(needs):
         try:
-            fetch(need.name, repository="dataset" if need.kind == "data" else "model")
+            local.fetch(need.name, repository="dataset" if need.kind == "data" else "model")
         except MissingError as error:
             lacking.append(need)
             if "did not answer" in error.what:
@@ -139,9 +134,7 @@ def signature(need: Need) -> str:
 def _in_hub_cache(need: Need) -> tuple[Path, ...] | None:
     from huggingface_hub import snapshot_download
 
-    from transship.data.locate import hub_parts
-
-    name, revision = hub_parts(need.name)
+    name, revision = local.hub_parts(need.name)
     repository = "dataset" if need.kind == "data" else "model"
     try:
         return (

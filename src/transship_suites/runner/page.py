@@ -7,7 +7,6 @@ from typing import Any
 
 from transship import report
 from transship_suites.runner.declaration import Paper, Suite
-from transship_suites.runner.papers import paper_notes
 from transship_suites.runner.results import (
     OTHER_CODE,
     TAKEN_OVER,
@@ -15,7 +14,7 @@ from transship_suites.runner.results import (
     SuiteResult,
     TableResult,
 )
-from transship_suites.runner.verdict import Judgement, Spread, Verdict
+from transship_suites.runner.verdict import Judgement, SeedSpread, Verdict
 
 _NOTED = {"cases taken over": TAKEN_OVER, "of them from other code or data": OTHER_CODE}
 _TONES: dict[Verdict, Any] = {"confirmed": "good", "refuted": "bad", "undecided": "warning"}
@@ -62,7 +61,7 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
 
 def note_sections(papers: Iterable[Paper]) -> list[report.Section]:
     """Return where the papers contradict themselves or cannot be right, each once."""
-    by_title = {paper.title: paper_notes(paper) for paper in papers}
+    by_title = {paper.title: "\n\n".join(paper.notes) for paper in papers}
     return [
         report.Section(f"What to know about “{title}”", [report.Text(notes)])
         for title, notes in by_title.items()
@@ -104,7 +103,7 @@ def table_note(table: TableResult) -> str:
     return " ".join(notes)
 
 
-def seeds_note(spreads: Iterable[Spread]) -> str:
+def seeds_note(spreads: Iterable[SeedSpread]) -> str:
     """Return `Mean ± standard deviation over 5 seeds.`, with the range where cells differ."""
     counts = sorted({spread.seeds for spread in spreads if spread.seeds})
     if not counts:
@@ -131,7 +130,7 @@ def count_verdicts(claims: Sequence[Judgement]) -> str:
     return f"{counts['confirmed']} {noun} confirmed, {others}."
 
 
-def shown(spread: Spread) -> report.Spread | float | None:
+def shown(spread: SeedSpread) -> report.Spread | float | None:
     """Return what a report's cell takes: a spread, a lone mean, or nothing."""
     if spread.mean is None or spread.sd is None:
         return spread.mean

@@ -91,7 +91,7 @@ class Quantity(ABC):
 
 
 @dataclass(frozen=True)
-class Cell(Quantity):
+class MetricMean(Quantity):
     """The mean, within a seed, of one metric over all measurements that satisfy `where`.
 
     Attributes:
@@ -113,7 +113,7 @@ class Cell(Quantity):
 
     def within(self, factors: Factors) -> Quantity:
         """Return this cell with the conditions that it does not state itself added."""
-        return Cell(self.metric, {**factors, **self.where})
+        return MetricMean(self.metric, {**factors, **self.where})
 
     def may_read(self, factors: Factors) -> bool:
         """Return whether the factors agree with the conditions; measurements may add those that are open."""
@@ -192,9 +192,9 @@ class Combined(Quantity):
         return f"({inner})" if self.symbol.startswith(" ") else f"{self.symbol}({inner})"
 
 
-def cell(metric: str, **where: Level | tuple[Level, ...]) -> Cell:
+def cell(metric: str, **where: Level | tuple[Level, ...]) -> MetricMean:
     """Return the quantity `metric` under the conditions `where`: `cell("accuracy", method="procrustes")`."""
-    return Cell(metric, where)
+    return MetricMean(metric, where)
 
 
 def highest(*quantities: Quantity) -> Quantity:

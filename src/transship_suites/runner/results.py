@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from transship.errors import DataError
-from transship_suites.runner.declaration import Column, Curve, Row, Suite, Table
+from transship_suites.runner.declaration import Condition, Curve, PaperTable, Reading, Suite
 from transship_suites.runner.quantities import Case, Measurement, Quantity
-from transship_suites.runner.verdict import Judgement, Spread, Verdict, judge, postponed, spread
+from transship_suites.runner.verdict import Judgement, SeedSpread, Verdict, judge, postponed, spread
 
 SCHEMA = 1
 SKIPPED = "skipped"  # the attachment that says why a case measured nothing, such as a library that is missing
@@ -43,7 +43,7 @@ class TableResult:
     columns: tuple[str, ...]
     digits: tuple[int, ...]
     percent: tuple[bool, ...]
-    cells: tuple[tuple[Spread, ...], ...]
+    cells: tuple[tuple[SeedSpread, ...], ...]
     paper: tuple[tuple[float | None, ...], ...]
     paper_source: str
     setting: str
@@ -56,7 +56,7 @@ class CurveResult:
     title: str
     lines: tuple[str, ...]
     x: tuple[float | str, ...]
-    points: tuple[tuple[Spread, ...], ...]
+    points: tuple[tuple[SeedSpread, ...], ...]
     x_title: str
     y_title: str
     log_x: bool
@@ -151,7 +151,7 @@ class SuiteResult:
         return cls.from_json(value, where=str(path))
 
 
-def table_result(table: Table, measurements: Sequence[Measurement], seeds: Sequence[int]) -> TableResult:
+def table_result(table: PaperTable, measurements: Sequence[Measurement], seeds: Sequence[int]) -> TableResult:
     """Return the numbers of a declared table; rows that this scale did not measure at all are left out."""
     whole = [
         tuple(
@@ -182,11 +182,13 @@ def curve_result(curve: Curve, measurements: Sequence[Measurement], seeds: Seque
     factors = [measurement.factors for measurement in measurements]
     levels = {own[curve.x] for own in factors if curve.x in own}
     x = tuple(sorted(levels, key=lambda level: (isinstance(level, str), level)))
-    column = Column(curve.title, curve.quantity)
+    column = Reading(curve.title, curve.quantity)
     points = tuple(
         tuple(
             spread(
-                column.within(Row(line.name, {**line.where, curve.x: level})).per_seed(measurements, seeds)
+                column.within(Condition(line.name, {**line.where, curve.x: level})).per_seed(
+                    measurements, seeds
+                )
             )
             for level in x
         )
@@ -258,7 +260,7 @@ def case_from_json(value: dict[str, Any]) -> CaseResult:
     return CaseResult(case, measurements, dict(value["attachments"]), float(value["seconds"]))
 
 
-def _scaled(values: Sequence[float | None], factor: float) -> Spread:
+def _scaled(values: Sequence[float | None], factor: float) -> SeedSpread:
     return spread([None if value is None else factor * value for value in values])
 
 
@@ -276,8 +278,8 @@ def _result(value: dict[str, Any]) -> SuiteResult:
     )
 
 
-def _spreads(rows: list[list[dict[str, Any]]]) -> tuple[tuple[Spread, ...], ...]:
-    return tuple(tuple(Spread(**cell) for cell in row) for row in rows)
+def _spreads(rows: list[list[dict[str, Any]]]) -> tuple[tuple[SeedSpread, ...], ...]:
+    return tuple(tuple(SeedSpread(**cell) for cell in row) for row in rows)
 
 
 def _table(value: dict[str, Any]) -> TableResult:
@@ -294,4 +296,6 @@ def _curve(value: dict[str, Any]) -> CurveResult:
 def _judgement(value: dict[str, Any]) -> Judgement:
     if value["verdict"] not in get_args(Verdict):
         raise ValueError(f"verdict {value['verdict']}")
-    return Judgement(**{**value, "per_seed": tuple(value["per_seed"]), "spread": Spread(**value["spread"])})
+    return Judgement(
+        **{**value, "per_seed": tuple(value["per_seed"]), "spread": SeedSpread(**value["spread"])}
+    )

@@ -18,8 +18,7 @@ from transship.errors import OptionError
 from transship.numerics import kernels
 from transship.registry import unknown
 from transship.report import library_versions
-from transship_suites.runner.cache import Cache, cache_home, content_key
-from transship_suites.runner.context import Context
+from transship_suites.runner.context import Cache, Context, cache_home, content_key
 from transship_suites.runner.declaration import Measured, Suite
 from transship_suites.runner.needs import device_for, ensure, signature
 from transship_suites.runner.quantities import Case, Measurement, Options
@@ -30,7 +29,7 @@ BRIEF = 1.0  # seconds in which a case trains nothing worth a collection, which 
 
 
 @dataclass(frozen=True)
-class Step:
+class CaseDone:
     """One case that is done.
 
     Attributes:
@@ -108,22 +107,22 @@ class SuiteRun:
         """What the suite declares."""
         return self.suite.scales[self.scale].minutes / len(self.cases)
 
-    def earlier(self) -> tuple[list[Step], list[Case]]:
+    def earlier(self) -> tuple[list[CaseDone], list[Case]]:
         """Return the cases that an earlier run has finished, as steps, and those that are left.
 
         A case that was skipped is tried again: what it missed may be here now.
         """
-        steps: list[Step] = []
+        steps: list[CaseDone] = []
         left: list[Case] = []
         for case in self.cases:
             result = self._read(case)
             if result is None or SKIPPED in result.attachments:
                 left.append(case)
             else:
-                steps.append(Step(case, len(steps) + 1, len(self.cases), result.seconds, reused=True))
+                steps.append(CaseDone(case, len(steps) + 1, len(self.cases), result.seconds, reused=True))
         return steps, left
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[CaseDone]:
         """Run what is not finished; yield each case once done, finished ones first."""
         steps, left = self.earlier()
         yield from steps
@@ -132,9 +131,9 @@ class SuiteRun:
             self.keep(result)
             yield self.step(result, done)
 
-    def step(self, result: CaseResult, done: int) -> Step:
+    def step(self, result: CaseResult, done: int) -> CaseDone:
         """Return what is said of a case that has just been run."""
-        return Step(result.case, done, len(self.cases), result.seconds, reused=False)
+        return CaseDone(result.case, done, len(self.cases), result.seconds, reused=False)
 
     def cache(self) -> Cache:
         """Return where its cases keep what they make."""

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from transship.errors import OptionError, TransshipError
-from transship_suites.runner.cache import Cache
-from transship_suites.runner.declaration import Suite
-from transship_suites.runner.find import load_suite
+from transship_suites.runner.context import Cache
+from transship_suites.runner.declaration import Suite, load_suite
 from transship_suites.runner.quantities import Case, Options
 from transship_suites.runner.results import CaseResult, SuiteResult
-from transship_suites.runner.run import Step, SuiteRun, run_case
+from transship_suites.runner.run import CaseDone, SuiteRun, run_case
 
-Event = tuple[SuiteRun, Step | None]
+Event = tuple[SuiteRun, CaseDone | None]
 
 
 def run_suite(suite: Suite, scale: str, *, jobs: int = 1, **options: Any) -> SuiteResult:

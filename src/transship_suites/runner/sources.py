@@ -49,7 +49,7 @@ def _files(room: str) -> list[Path]:
     folder = SOURCES / room
     if folder.is_dir():
         return sorted(file for file in folder.rglob("*") if file.suffix in {".py", ".toml", ".json"})
-    return [folder.with_suffix(".py")]
+    return [file for file in (folder.with_suffix(".py"), folder.with_suffix(".toml")) if file.is_file()]
 
 
 def _rooms(file: Path) -> frozenset[str]:

@@ -14,7 +14,7 @@ Verdict = Literal["confirmed", "refuted", "undecided"]
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedSpread:
     """The mean over seeds and how far the seeds lie apart.
 
     Attributes:
@@ -38,16 +38,18 @@ class Spread:
         return self.mean - half, self.mean + half
 
 
-def spread(values: Sequence[float | None]) -> Spread:
+def spread(values: Sequence[float | None]) -> SeedSpread:
     """Return the spread of one value per seed; missing values are left out, and not counted."""
     present = [value for value in values if value is not None]
     count = len(present)
     if count == 0:
-        return Spread(None, None, 0)
+        return SeedSpread(None, None, 0)
     mean = math.fsum(present) / count
     if count == 1:
-        return Spread(mean, None, 1)
-    return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in present) / (count - 1)), count)
+        return SeedSpread(mean, None, 1)
+    return SeedSpread(
+        mean, math.sqrt(math.fsum((value - mean) ** 2 for value in present) / (count - 1)), count
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ class Judgement:
     verdict: Verdict
     reason: str
     per_seed: tuple[float | None, ...]
-    spread: Spread
+    spread: SeedSpread
     low: float | None
     high: float | None
 

@@ -7,8 +7,8 @@ import pytest
 
 from transship.data import load
 from transship_suites.demo import models, page
-from transship_suites.demo.files import LIBRARIES, OF_EACH, descriptions
-from transship_suites.demo.steps import Demo, Size, Step, signals
+from transship_suites.demo.models import LIBRARIES, OF_EACH, descriptions
+from transship_suites.demo.steps import Demo, Size, VerbResult, signals
 
 TINY = Size(pretrain=30, tune=15, adapt=1)
 
@@ -39,7 +39,7 @@ def test_every_library_gives_as_many_descriptions_each_once():
 
 def test_a_verb_is_held_against_its_best_baseline_also_at_a_glance():
     figures = {"untouched": 0.1, "head alone": 0.8, "ours": 0.7, "what it came from": 0.9}
-    step = Step("transport", "A story.", "read rightly", figures, "ours", ("what it came from",))
+    step = VerbResult("transport", "A story.", "read rightly", figures, "ours", ("what it came from",))
     assert step.baseline == "head alone"
     digits = models.load_digits("test")
     (glance, *_) = page.story({"narrow": 0.9}, [step], digits, digits).sections

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from transship_suites.materials.bodies import Eye, lower_states, pretrained_eye, upper_blocks, wide
-from transship_suites.materials.encoders import Pooled, wrapped
-from transship_suites.materials.training import Rows
+from transship_suites.materials.encoders import MeanEncoder, wrapped
+from transship_suites.materials.small_vision import LabelledRows
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def encoder(minilm: Path):
     from transship.activations import load_model
 
     bare = load_model(minilm)
-    return wrapped(bare, Pooled(bare.model))
+    return wrapped(bare, MeanEncoder(bare.model))
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -57,7 +57,7 @@ def test_padding_enters_no_linear_map_and_derivatives_are_those_of_the_blocks_th
 
 def test_an_eye_gives_one_row_per_picture_and_trains_from_its_seed():
     torch.manual_seed(0)
-    pictures = Rows(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
+    pictures = LabelledRows(torch.rand(40, 1, 28, 28), torch.arange(40) % 10)
     first, second = (pretrained_eye(pictures, steps=2, seed=3, batch=8) for _ in range(2))
     assert isinstance(first, Eye)
     rows = first(pictures.inputs[:5])

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from transship_suites.materials import picture_tasks as pictures
-from transship_suites.materials.picture_tasks import CLASSES, TASKS, load_task, pretraining_pictures
-from transship_suites.materials.small_pictures import load_pictures
+from transship_suites.materials.origins import PICTURE_TASKS
+from transship_suites.materials.picture_tasks import load_task, pretraining_pictures
+from transship_suites.materials.small_vision import load_pictures
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def _small_pool(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
     load_task.cache_clear()
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", PICTURE_TASKS)
 def test_every_task_has_grey_pictures_with_all_its_classes(name: str):
     task = load_task(name, 150, 80)
     assert 0 < len(task.test) <= 80 < len(task.train) <= 150
@@ -26,8 +27,8 @@ def test_every_task_has_grey_pictures_with_all_its_classes(name: str):
         assert rows.inputs.dtype == torch.float32
         assert 0 <= float(rows.inputs.min()) < float(rows.inputs.max()) <= 1
         assert rows.labels.min() >= 0
-        assert rows.labels.max() < CLASSES[name]
-    assert len(task.train.labels.unique()) >= 0.9 * CLASSES[name]
+        assert rows.labels.max() < PICTURE_TASKS[name]
+    assert len(task.train.labels.unique()) >= 0.9 * PICTURE_TASKS[name]
     assert not any(bool((task.train.inputs == one).all((1, 2, 3)).any()) for one in task.test.inputs)
 
 
@@ -37,14 +38,14 @@ def test_pre_training_sees_half_of_the_classes_and_half_tasks_the_other_half():
     assert len(pretraining_pictures()) == int(((pool.labels % 10) < 5).sum())
     clothes = load_task("clothes-5-9", 40, 20).train
     late = pool.take(pool.labels >= 15)
-    assert torch.equal(clothes.inputs, late.images[:40])
+    assert torch.equal(clothes.inputs, late.inputs[:40])
     assert torch.equal(clothes.labels, late.labels[:40] - 15)
 
 
 def test_turns_are_told_by_their_number_of_quarter_turns():
     rows = load_task("turns", 30, 20).train
     clothes = load_pictures("train", 400)
-    upright = clothes.take(clothes.labels >= 10).images
+    upright = clothes.take(clothes.labels >= 10).inputs
     for place, turn in enumerate(rows.labels.tolist()):
         assert torch.equal(torch.rot90(rows.inputs[place], -turn, (1, 2)), upright[place])
 
@@ -52,7 +53,7 @@ def test_turns_are_told_by_their_number_of_quarter_turns():
 def test_small_digits_keep_their_ink_and_lie_in_different_places():
     small = load_task("small-digits", 30, 20).train
     pool = load_pictures("train", 400)
-    digits = pool.take(pool.labels < 10).images[:30]
+    digits = pool.take(pool.labels < 10).inputs[:30]
     torch.testing.assert_close(small.inputs.sum((1, 2, 3)), digits.sum((1, 2, 3)) / 4)
     corners = {tuple(one[0].nonzero().min(0).values.tolist()) for one in small.inputs}
     assert len(corners) > 10

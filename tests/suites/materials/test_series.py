@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from transship_suites.materials.grids import grid_task, spectrograms
-from transship_suites.materials.series import PATCHES, Task, drawn, series_task, waves
+from transship_suites.materials.origins import PATCHES
+from transship_suites.materials.targets import Target, drawn, series_task, waves
 from transship_suites.recraft.measure import raw, scored, stage_one
 
 
@@ -86,7 +87,7 @@ def test_raw_rows_are_scored_on_test_rows():
 
 def test_a_perfect_guess_scores_perfectly():
     labels = np.array([0, 1, 2, 1])
-    task = Task("toy", "classification", (np.zeros((4, 1, 3)), labels), (labels, labels), (labels, labels))
+    task = Target("toy", "classification", (np.zeros((4, 1, 3)), labels), (labels, labels), (labels, labels))
     found = scored(task, labels, np.eye(3)[labels])
     assert found["accuracy"] == 1.0
     assert found["f1_error"] == 0.0

@@ -5,14 +5,17 @@ import copy
 import torch
 from torch import nn
 
-from transship_suites.materials.training import Rows, Task, encode, from_arrays, probe, to_arrays, tune
+from transship_suites.materials.bodies import LabelledTask, encode, from_arrays, probe, to_arrays, tune
+from transship_suites.materials.small_vision import LabelledRows
 
 
-def task(name: str, seed: int, classes: int = 3) -> Task:
+def task(name: str, seed: int, classes: int = 3) -> LabelledTask:
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(300, 5, generator=generator)
     labels = (inputs @ torch.randn(5, classes, generator=generator)).argmax(1)
-    return Task(name, Rows(inputs[:200], labels[:200]), Rows(inputs[200:], labels[200:]), classes)
+    return LabelledTask(
+        name, LabelledRows(inputs[:200], labels[:200]), LabelledRows(inputs[200:], labels[200:]), classes
+    )
 
 
 def base() -> nn.Module:
@@ -20,7 +23,7 @@ def base() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
-def score(body: nn.Module, head: nn.Linear, rows: Rows) -> float:
+def score(body: nn.Module, head: nn.Linear, rows: LabelledRows) -> float:
     return float((head(encode(body, rows.inputs)).argmax(1) == rows.labels).double().mean())
 
 

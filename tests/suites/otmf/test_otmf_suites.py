@@ -17,15 +17,24 @@ from transship.verbs.merge.tasks.heads import LinearHead
 from transship_suites import load_suite, run_suite
 from transship_suites.materials import picture_tasks as pictures
 from transship_suites.otmf import declared, names
-from transship_suites.otmf.declared import ours, sweep_claim, theirs
+from transship_suites.otmf.claims import ours, sweep_claim, theirs
 from transship_suites.otmf.figures import over_orders
-from transship_suites.otmf.heads import Known
 from transship_suites.otmf.names import BASELINES, HEADS, MIX, OTMF, PAIRED, Way
 from transship_suites.otmf.small import base_by_order
-from transship_suites.otmf.trajectory import Arrival, View, follow
-from transship_suites.runner import Case, Claim, Measurement, Quantity, Scale, Suite, SuiteResult, Table, cell
+from transship_suites.otmf.trajectory import BodyView, KnownInputs, TunedTask, follow
+from transship_suites.runner import (
+    Case,
+    Claim,
+    Measurement,
+    PaperTable,
+    Quantity,
+    Scale,
+    Suite,
+    SuiteResult,
+    cell,
+)
 from transship_suites.runner.page import suite_page
-from transship_suites.runner.quantities import Cell, Combined
+from transship_suites.runner.quantities import Combined, MetricMean
 from transship_suites.runner.results import CaseResult, summarise
 
 NAMES = ("otmf-continual", "otmf-text")
@@ -55,7 +64,7 @@ def test_the_full_scale_has_three_orders_three_seeds_and_everything_that_the_pap
     joint = [case for case in cases if case["part"] == "joint"]
     assert joint == [{"part": "joint", "method": way} for way in names.JOINT]
     swept = [case for case in cases if case["part"] == "sweep"]
-    others = [alpha for alpha in declared._TABLE_5 if alpha != names.ALPHA]
+    others = [alpha for alpha in names.ALPHAS if alpha != names.ALPHA]
     assert swept == [{"part": "sweep", "method": names.SWEPT, "alpha": alpha} for alpha in others]
     assert len(cases) == 1 + len(merged) + len(joint) + len(swept)
 
@@ -71,16 +80,16 @@ def test_the_suite_of_texts_has_the_rows_and_controls_of_that_of_pictures():
     assert kinds == [{"bounds", "continual", "joint"}] * 2
 
 
-def levels_of(table: Table) -> list[Mapping[str, Any]]:
+def levels_of(table: PaperTable) -> list[Mapping[str, Any]]:
     """Return what the rows select, and what cells of the columns select by themselves."""
     cells = [part for column in table.columns for part in parts_of(column.quantity)]
     return [*(row.where for row in table.rows), *(one.where for one in cells)]
 
 
-def parts_of(quantity: str | Quantity) -> list[Cell]:
+def parts_of(quantity: str | Quantity) -> list[MetricMean]:
     if isinstance(quantity, Combined):
         return [cell for part in quantity.parts for cell in parts_of(part)]
-    return [quantity] if isinstance(quantity, Cell) else []
+    return [quantity] if isinstance(quantity, MetricMean) else []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,7 +120,7 @@ def test_otmf_and_the_sweep_share_a_case_where_both_are_asked_for():
     assert parts({"average": 1}, [0.8]) == [("continual", 0), ("sweep", 0.8)]
 
 
-def arrival(seed: int) -> Arrival:
+def arrival(seed: int) -> TunedTask:
     """A task of three classes by a linear body and head of its own."""
     generator = torch.Generator().manual_seed(seed)
     model = nn.Linear(5, 5, bias=False)
@@ -119,8 +128,8 @@ def arrival(seed: int) -> Arrival:
     head = LinearHead(torch.randn(3, 5, generator=generator), torch.zeros(3))
     inputs, test = torch.randn(60, 5, generator=generator), torch.randn(50, 5, generator=generator)
     logits = head(model(inputs).detach())
-    known = Known(inputs, logits.argmax(1), logits, 3)
-    return Arrival(f"task-{seed}", model, head, known, test, head(model(test).detach()).argmax(1))
+    known = KnownInputs(inputs, logits.argmax(1), logits, 3)
+    return TunedTask(f"task-{seed}", model, head, known, test, head(model(test).detach()).argmax(1))
 
 
 def test_the_base_follows_each_order_as_the_papers_last_head_is_never_tuned():
@@ -128,7 +137,7 @@ def test_the_base_follows_each_order_as_the_papers_last_head_is_never_tuned():
     orders = [arrivals, arrivals[::-1], [arrivals[1], arrivals[2], arrivals[0]]]
     base = nn.Linear(5, 5, bias=False)
     base.weight.data = torch.eye(5)
-    found = base_by_order(View(base), orders)
+    found = base_by_order(BodyView(base), orders)
     for order, one in zip(orders, found, strict=True):
         for heads, quality in follow(order, [base] * 3).items():  # all kinds, followed in full
             assert one[heads]["accuracy"] == pytest.approx(quality.acc)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transship.verbs.merge.tasks.heads import LinearHead
-from transship_suites.materials.training import encode
-from transship_suites.otmf.heads import Known, fitted, label_heads
+from transship_suites.materials.bodies import encode
 from transship_suites.otmf.names import (
     CARRIED,
     HEADS,
@@ -20,13 +19,16 @@ from transship_suites.otmf.names import (
     TUNED,
 )
 from transship_suites.otmf.trajectory import (
-    Arrival,
-    View,
+    BodyView,
+    KnownInputs,
+    TunedTask,
     few_accuracies,
     final_accuracies,
+    fitted,
     follow,
     followed,
     label_head_accuracies,
+    label_heads,
     mean_shift,
 )
 
@@ -42,7 +44,7 @@ def body(seed: int, noise: float = 0.0) -> nn.Module:
     return made
 
 
-def arrival(name: str, seed: int, classes: int = 3) -> Arrival:
+def arrival(name: str, seed: int, classes: int = 3) -> TunedTask:
     """A task whose classes are what its own body and head say."""
     generator = torch.Generator().manual_seed(1000 + seed)
     model = body(seed)
@@ -53,8 +55,8 @@ def arrival(name: str, seed: int, classes: int = 3) -> Arrival:
         return head(encode(model, rows)).argmax(1)
 
     features = encode(model, inputs)
-    known = Known(inputs, labels(inputs), head(features), classes, features)
-    return Arrival(name, model, head, known, test, labels(test))
+    known = KnownInputs(inputs, labels(inputs), head(features), classes, features)
+    return TunedTask(name, model, head, known, test, labels(test))
 
 
 ARRIVALS = [arrival(name, seed) for seed, name in enumerate(("one", "two", "three"))]
@@ -103,18 +105,18 @@ def test_bwt_is_the_mean_change_since_arrival_over_all_tasks_but_the_last():
 
 def test_the_shift_of_the_tasks_own_body_is_zero():
     alone = ARRIVALS[:1]
-    plain, transported = mean_shift(alone, View(ARRIVALS[0].model))
+    plain, transported = mean_shift(alone, BodyView(ARRIVALS[0].model))
     assert plain == pytest.approx(0, abs=1e-6)
     assert transported == pytest.approx(0, abs=1e-6)
-    assert mean_shift(alone, View(body(50)))[0] > 1
+    assert mean_shift(alone, BodyView(body(50)))[0] > 1
 
 
 def test_label_heads_learn_two_classes_and_never_choose_a_class_they_did_not_see():
     two = arrival("two classes", 7, classes=2)
-    accuracies = label_head_accuracies([two], View(body(50)))
+    accuracies = label_head_accuracies([two], BodyView(body(50)))
     assert tuple(accuracies) == LABEL_HEADS
     assert min(list(accuracies.values())[2:]) > 0.95  # the short and the slow Adam do not get there
-    known = Known(two.known.inputs, two.known.labels, torch.zeros(len(two.known.inputs), 5), 5)
+    known = KnownInputs(two.known.inputs, two.known.labels, torch.zeros(len(two.known.inputs), 5), 5)
     own = LinearHead(torch.zeros(5, WIDTH), torch.zeros(5))
     for head in label_heads(encode(body(50), known.inputs), known, own).values():
         assert set(head(encode(body(50), two.test)).argmax(1).tolist()) <= {0, 1}
@@ -143,7 +145,7 @@ def counted() -> Counted:
 
 def test_a_view_reads_each_input_once_whatever_is_asked_of_it():
     one, inputs = counted(), sum(len(each.known.inputs) + len(each.test) for each in ARRIVALS)
-    view = View(one)
+    view = BodyView(one)
     follow(ARRIVALS, [view] * 3, measured="steps")
     assert one.rows == inputs
     final_accuracies(ARRIVALS, view)
@@ -154,7 +156,7 @@ def test_a_view_reads_each_input_once_whatever_is_asked_of_it():
 
 
 def test_a_view_gives_what_reading_and_fitting_anew_gives():
-    view = View(body(50))
+    view = BodyView(body(50))
     for each in ARRIVALS:
         features = encode(body(50), each.known.inputs)
         for kind in (POLISHED, CARRIED, TUNED):

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from transship_suites.recraft.paper import CIFAR, CONLL
-from transship_suites.recraft_nasbench360 import TASKS as ARRAYS
-from transship_suites.recraft_pdebench import TASKS as EQUATIONS
+from transship_suites.recraft.declared import CIFAR, CONLL, TASKS
 
+ARRAYS, EQUATIONS = TASKS["nasbench360"], TASKS["pdebench"]
 LIMITS = {"epochs": 1, "proxy_items": 20, "batch_size": 8, "accumulation": 1, "omega": 0.5, "cache": None}
 STAGE = {"fa_steps": 2, "fld_steps": 2}
 

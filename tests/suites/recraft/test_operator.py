@@ -1,7 +1,7 @@
 import pytest
 
-from transship_suites.materials.series import series_task
-from transship_suites.recraft.operator import fourier_operator, missing
+from transship_suites.materials.targets import series_task
+from transship_suites.recraft.measure import fourier_operator, missing
 
 reason = missing()
 pytestmark = pytest.mark.skipif(reason is not None, reason=reason or "")

@@ -1,13 +1,13 @@
 import pytest
 
 from transship.registry import build_method
-from transship_suites import recraft_series
-from transship_suites.materials.series import FIELDS, UCR, series_task
-from transship_suites.recraft import worth
-from transship_suites.recraft.measure import DEFAULT, EQUAL_TIME, parameters
-from transship_suites.recraft.rows import CORE, OTHERS, RAW_NAMES, TITLES
+from transship_suites.materials.origins import FIELDS, UCR
+from transship_suites.materials.targets import series_task
+from transship_suites.recraft import measure, worth
+from transship_suites.recraft.declared import CORE, DEFAULT, EQUAL_TIME, OTHERS, RAW_NAMES, TITLES
+from transship_suites.recraft.measure import parameters
 from transship_suites.runner import Case, Context, Measurement, judge, load_suite
-from transship_suites.runner.cache import Cache
+from transship_suites.runner.context import Cache
 
 
 @pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
@@ -93,13 +93,13 @@ def test_nft_at_equal_time_has_more_of_whatever_the_budget_counts():
 def test_every_claim_has_a_value_in_every_seed_of_the_full_scale(monkeypatch, tmp_path):
     """A claim without one in some seed could never be decided."""
 
-    def stood_in(task, part, *, seed, backbone, options):
+    def stood_in(task, part, context, *, backbone, options):
         names = RAW_NAMES if part.startswith("raw") else [part]
         metrics = {"accuracy": 0.5, "w1_ratio": 1.0, "fld_drop": 0.2}
         yield from (Measurement({"method": name}, metrics) for name in names)
 
-    monkeypatch.setattr(recraft_series, "measured", stood_in)
-    monkeypatch.setattr(recraft_series, "series_task", lambda *arguments, **options: None)
+    monkeypatch.setattr(measure, "measured", stood_in)
+    monkeypatch.setattr(measure, "series_task", lambda *arguments, **options: None)
     suite = load_suite("recraft-series")
     options, found = suite.scales["full"].options, []
     for factors in suite.cases(options):
@@ -119,7 +119,7 @@ def test_every_claim_has_a_value_in_every_seed_of_the_full_scale(monkeypatch, tm
 
 def test_the_seeds_of_the_question_take_its_series_in_turn(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        recraft_series, "measured", lambda task, *a, **k: iter([Measurement({"method": task.name}, {})])
+        measure, "measured", lambda task, *a, **k: iter([Measurement({"method": task.name}, {})])
     )
     suite = load_suite("recraft-series")
     options = suite.scales["full"].options

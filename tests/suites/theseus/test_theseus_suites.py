@@ -3,16 +3,16 @@
 import dataclasses
 import json
 import shutil
-from functools import partial
 
 import pytest
 
 from transship_suites import load_suite
-from transship_suites.runner import Case, Context, Measurement, Suite, Table
-from transship_suites.runner.cache import Cache
-from transship_suites.runner.quantities import Cell, Combined, Quantity
+from transship_suites.materials import small_vision as networks
+from transship_suites.runner import Case, Context, Measurement, PaperTable, Suite
+from transship_suites.runner.context import Cache
+from transship_suites.runner.quantities import Combined, MetricMean, Quantity
 from transship_suites.theseus import small as bench
-from transship_suites.theseus.tables import BOUND_ROWS
+from transship_suites.theseus.declared import BOUNDS
 
 FEW_STEPS = {"pretrain": 6, "tune": 6, "warm": [0, 1, 2]}
 FEW_ROWS = {
@@ -25,23 +25,23 @@ FEW_ROWS = {
 }
 PARTS = ("wider", "narrower", "budget", "same", "deeper", "finer")
 # trained or fitted on the target itself, so that there is no strength
-UNMOVED = (*BOUND_ROWS, "40 training steps", "160 training steps", "ridge head")
+UNMOVED = (*BOUNDS, "40 training steps", "160 training steps", "ridge head")
 
 
 @pytest.fixture
 def few_pictures(data_dir, monkeypatch):
     for name, count in FEW_ROWS.items():
-        monkeypatch.setattr(bench, name, count)
+        monkeypatch.setattr(networks if name == "PRETRAIN_ROWS" else bench, name, count)
 
 
-def cells_of(quantity: Quantity) -> list[Cell]:
+def cells_of(quantity: Quantity) -> list[MetricMean]:
     """The cells that a quantity reads."""
     if isinstance(quantity, Combined):
         return [cell for part in quantity.parts for cell in cells_of(part)]
-    return [quantity] if isinstance(quantity, Cell) else []
+    return [quantity] if isinstance(quantity, MetricMean) else []
 
 
-def claimed(suite: Suite) -> list[Cell]:
+def claimed(suite: Suite) -> list[MetricMean]:
     return [cell for claim in suite.claims for cell in cells_of(claim.quantity)]
 
 
@@ -123,7 +123,6 @@ def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
     from transformers import BertConfig, BertModel
 
     from transship_suites.materials import texts as tasks
-    from transship_suites.theseus import probes
     from transship_suites.theseus import text as text_bench
 
     for seed, (name, width) in enumerate(ENCODERS.items()):
@@ -143,12 +142,12 @@ def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
         return dataclasses.replace(whole, train=train, train_labels=labels)
 
     monkeypatch.setenv("TRANSSHIP_MODELS", str(tmp_path / "models"))
-    monkeypatch.setattr(tasks, "load_texts", some)
+    monkeypatch.setattr(text_bench, "load_texts", some)
     monkeypatch.setattr(text_bench, "GRID", (0.0, 4.0))
-    monkeypatch.setattr(probes, "logistic_probe", partial(probes.logistic_probe, strengths=(1.0,)))
+    monkeypatch.setattr(text_bench, "PENALTIES", (1.0,))
 
 
-def columns_filled_by(method: str, table: Table) -> set[str]:
+def columns_filled_by(method: str, table: PaperTable) -> set[str]:
     """The columns that a row of a table of texts fills."""
     titles = {column.name for column in table.columns}
     probes = {title for title in titles if title.startswith("probe")}
