@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from transship.verbs.adapt.model.network import pooled
-from transship.verbs.adapt.train.losses import Alignment
+from transship.verbs.adapt.train.losses import SinkhornAlignment
 
 STEPS = 40
 ALLOWED = 600.0  # wall seconds of a whole fit on two cores
@@ -50,7 +50,7 @@ def fa(length: int = 140, rows: int = 128, items: int = 5000) -> dict[str, float
     """Return milliseconds per step: the embedder (both ways, and Adam), the distance matrix, Sinkhorn."""
     from transship.data import find_model
     from transship.verbs.adapt.model.backbone import open_backbone
-    from transship.verbs.adapt.model.embedders import shape_for
+    from transship.verbs.adapt.model.embedder import shape_for
     from transship.verbs.adapt.model.network import new_embedder
 
     theta = open_backbone(str(find_model("minilm-l6"))).theta
@@ -58,7 +58,7 @@ def fa(length: int = 140, rows: int = 128, items: int = 5000) -> dict[str, float
     source = theta.positions.mean(0) + 0.14 * torch.randn(items, theta.width)  # type: ignore[union-attr]
     embedder = new_embedder(shape_for(theta, (length,), 1, tokens=32), theta, 0)
     optimiser = torch.optim.Adam(embedder.parameters(), 3e-3)
-    inputs, alignment = torch.randn(rows, 1, length), Alignment(source)
+    inputs, alignment = torch.randn(rows, 1, length), SinkhornAlignment(source)
     spent = {"embedder": 0.0, "distances": 0.0, "sinkhorn": 0.0}
     distances = alignment._distances
 

@@ -217,9 +217,9 @@ def die_at(number: int, training: bool) -> None:
     """Let the last process be killed in its step of this number, in the midst of collecting or training."""
     from transship import parallel
     from transship.activations.step import Stepper
-    from transship.verbs.adapt.train.loop import Trainer
+    from transship.verbs.adapt.train import loop
 
-    where, name = (Trainer, "_step") if training else (Stepper, "step")
+    where, name = (loop, "take_step") if training else (Stepper, "step")
     step, steps = getattr(where, name), iter(range(1, 1000))
 
     def counted(*given: Any) -> Any:

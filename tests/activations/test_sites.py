@@ -1,6 +1,5 @@
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,11 +9,8 @@ from transship.activations import (
     Part,
     Site,
     find_sites,
-    fuse,
-    fused_groups,
     read_bias,
     read_weight,
-    split_fused,
     write_weight,
 )
 from transship.errors import MatchError
@@ -119,22 +115,6 @@ def test_a_fused_output_splits_into_what_the_attention_uses(family: str, tiny: C
     width = 8
     expected = projected.reshape(-1, 1, width).expand(-1, heads, width).reshape(1, -1)
     torch.testing.assert_close(caught["mixed"][0], expected)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "neox", "phi3", "falcon"])
-def test_fused_weights_are_split_and_fused_again_unchanged(family: str, tiny: Callable[..., LoadedModel]):
-    model = tiny(family)
-    parameters = dict(model.model.named_parameters())
-    groups = fused_groups(model.sites)
-    assert groups
-    for name, sites in groups.items():
-        weight = parameters[name].detach()
-        parts = {role: part.clone() for role, part in split_fused(sites, weight).items()}
-        assert sum(part.numel() for part in parts.values()) == weight.numel()
-        torch.testing.assert_close(fuse(sites, parts, torch.zeros_like(weight)), weight)
-        array = weight.numpy()
-        rebuilt = fuse(sites, split_fused(sites, array), np.zeros_like(array))
-        np.testing.assert_array_equal(rebuilt, array)
 
 
 def test_writing_one_part_leaves_the_others_alone():

@@ -135,18 +135,11 @@ def test_batches_cover_all_rows_in_order():
     assert pairs[1][1].tolist() == [2, 0]
 
 
-def test_one_class_where_two_are_needed_is_refused_by_name():
-    dataset = wrap(["a", "b"], ["spam", "spam"], kind="text", name="mail")
-    with pytest.raises(DataError, match="mail: 2 classes are needed and the rows hold only spam"):
-        dataset.require_classes()
-    assert numbered().require_classes(3).classes == 3
-
-
 def test_work_that_needs_classes_says_what_is_there_in_their_place():
     with pytest.raises(DataError, match="no labels, which a draw per class needs"):
         wrap(["a"], kind="text").per_class(1)
     with pytest.raises(DataError, match="numeric targets and no classes"):
-        wrap(["a"], [0.5], kind="text").require_classes()
+        wrap(["a"], [0.5], kind="text").per_class(1)
 
 
 def test_the_fingerprint_depends_on_content_and_on_nothing_else():

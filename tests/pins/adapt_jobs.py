@@ -115,11 +115,11 @@ def resumed(out: Path, usual: dict[str, Any], series: Any, labels: Any) -> Itera
 
 def bound(out: Path, series: Any, labels: Any) -> None:
     """Write what a model says of its source's side, and the terms of Theorem 7."""
-    from transship.verbs.adapt.bound.terms import measure_bound
+    from transship.verbs.adapt.bound import measure_bound
 
     model = load_adapted(out / "methods" / "recraft")
     (out / "bound").mkdir()
-    found = measure_bound(model, series[:30], labels[:30]).to_dict()
+    found = measure_bound(model.adapted_, series[:30], labels[:30]).to_dict()
     (out / "bound" / "terms.json").write_text(json.dumps(found, default=float), encoding="utf-8")
     norms = model.source_gradient_norms(series[:5]), model.source_gradient_norms(series[:5], [0, 1, 2, 0, 1])
     write(out / "bound" / "source.npy", model.source_probabilities(series[:5]), *norms)

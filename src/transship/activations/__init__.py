@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from transship.activations.sites import (
         Part,
         Site,
-        fuse,
-        fused_groups,
         read_bias,
         read_weight,
-        split_fused,
         write_bias,
         write_weight,
     )
@@ -69,8 +66,6 @@ __all__ = [
     "comparison_page",
     "features",
     "find_sites",
-    "fuse",
-    "fused_groups",
     "iter_features",
     "load_model",
     "longest",
@@ -78,7 +73,6 @@ __all__ = [
     "parameter_names",
     "read_bias",
     "read_weight",
-    "split_fused",
     "write_bias",
     "write_weight",
 ]

@@ -8,14 +8,14 @@ additions alone.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
 
 from transship import parallel
 from transship.activations.loading import quiet
-from transship.activations.state import SavedState, Sums, digest_of
+from transship.activations.state import SavedState, Sums
 from transship.geometry import Moments
 from transship.geometry.moments import COMPARED_ROWS
 
@@ -132,8 +132,8 @@ def run_shared(
 
     Args:
         batches: the same in every process.
-        step: adds a batch to `sums`.
-        sums: in the end, in every process, those of all processes.
+        step: adds a batch to `sums`, which in the end are those of all processes, in every process.
+        sums: what is added up.
         unit: batches that are dealt out, and whose rows are multiplied, together.
         state: where sums are saved; units that it covers are not run again.
         full: asked before every batch whether it is enough; then every process does all of the work, as only
@@ -141,17 +141,12 @@ def run_shared(
         progress: called with the number of inputs that were passed, after each batch of this process.
     """
     stream = iter(batches)
-    seen = units = turn = waiting = 0
-    reported = -1
+    seen, units, turn, reported = 0, 0, 0, -1
     while unit_of := list(islice(stream, unit)):
         number, units = units, units + 1
-        if state is not None and number in state.covered:
-            state.check(number, digest_of(chain.from_iterable(unit_of)))
-            seen += sum(map(len, unit_of))
-            continue
-        taken = full is not None or parallel.mine(turn)
-        turn += 1
-        if not taken:
+        known = state is not None and state.covers(number, unit_of)
+        turn += not known
+        if known or (full is None and not parallel.mine(turn - 1)):
             seen += sum(map(len, unit_of))
             continue
         read = [list(batch) for batch in unit_of]
@@ -162,19 +157,12 @@ def run_shared(
             step(batch)
             seen += len(batch)
             if progress is not None:
-                reported = seen
-                progress(seen)
+                progress(reported := seen)
         sums.flush()
         if state is not None:
-            state.add(number, digest_of(chain.from_iterable(read)))
-            waiting += len(read)
-            if waiting >= state.every:
-                state.save()
-                waiting = 0
+            state.add(number, read)
     if state is not None:
-        state.check_end(units)
-        if waiting:
-            state.save()
+        state.finish(units)
     if full is None:
         sum_moments(sums.moments)
     if progress is not None and 0 <= reported < seen:

@@ -14,8 +14,8 @@ from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan
 from transship.activations.record import Side
 from transship.activations.state import SavedState, signature
 from transship.activations.step import StepOptions
-from transship.activations.tokens import Align
 from transship.errors import DataError, OptionError
+from transship.types import Align
 
 # Tokens per input: with every token, Moments of two base-sized encoders cost more than their forward passes.
 DEFAULT_TOKENS = 4

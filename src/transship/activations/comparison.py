@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,14 +11,14 @@ import torch
 from transship import parallel
 from transship.activations.batches import Batches, Numbered, run_shared, unit_size
 from transship.activations.collecting import read_first
-from transship.activations.match import Depth, Matching, match_sites
+from transship.activations.match import Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan, collecting_bytes, running_bytes
 from transship.activations.record import Side, Tap
 from transship.activations.step import Lane, StepOptions, StepRows, Stream
-from transship.activations.tokens import Align
 from transship.checkpoints.footprint import Footprint
 from transship.geometry import CkaAccumulator, Moments
+from transship.types import Align, Depth
 
 # Wider spaces than this want more rows than a quick look has, and their factorisations take longer than the
 # models.
@@ -128,12 +128,9 @@ def compare(
     """Run two models over the same inputs and compare their layers and sites.
 
     Args:
-        source: a LoadedModel, or what `load_model` takes.
-        target: likewise.
-        inputs: raw inputs: texts, images or arrays.
-        align: how tokens correspond.
-        tokens_per_input: at most so many tokens of each input, drawn with the seed; None for all.
-        seed: of the draw.
+        source, target: LoadedModels, or what `load_model` takes.
+        inputs: texts, images or arrays.
+        align: how tokens correspond; at most `tokens_per_input` of an input, drawn with `seed`; None for all.
         depth: which source block stands for a target block; see `match_sites`.
         batch_size: inputs per forward pass.
         widest: leave out residuals of spaces wider than this on both sides; None for all.
@@ -148,27 +145,11 @@ def compare(
     extra = [pair for stack in layers for pair in stack.pairs()]
     plan = Plan(*models, matching, options, first, kinds=KINDS, widest=widest, extra=extra)
     kept = MomentKeeper(plan, ("ab",))
-    for stack in layers:
-        stack.prepare(plan)
-
-    def step(items: Numbered) -> None:
-        rows = plan.stepper.step(items, kept.buffers)
-        for stack in layers:
-            stack.update(rows)
-
     batches = Batches(stream, batch_size, models[1].length)
     unit = unit_size(inputs, batch_size, tokens_per_input)
-    count = run_shared(batches, step, kept, unit=unit, progress=progress)
-    for stack in layers:
-        stack.add_up()
+    count = _run(plan, kept, layers, batches, unit, progress)
     residuals = _residuals(plan, kept, matching)
-    asked = {
-        "tokens_per_input": tokens_per_input,
-        "seed": seed,
-        "depth": depth,
-        "align": align,
-        "widest": widest,
-    }
+    asked = {"depth": depth, "align": align, "widest": widest}
     return Comparison(
         models[0].name,
         models[1].name,
@@ -179,8 +160,31 @@ def compare(
         count,
         int(max(moments.count for moments in kept.moments.values())),
         time.perf_counter() - started,
-        asked,
+        {"tokens_per_input": tokens_per_input, "seed": seed, **asked},
     )
+
+
+def _run(
+    plan: Plan,
+    kept: MomentKeeper,
+    layers: Sequence["_Layers"],
+    batches: Batches,
+    unit: int,
+    progress: Callable[[int], None] | None,
+) -> int:
+    """Add all batches to the Moments and to the layers' sums; return the number of inputs."""
+    for stack in layers:
+        stack.prepare(plan)
+
+    def step(items: Numbered) -> None:
+        rows = plan.stepper.step(items, kept.buffers)
+        for stack in layers:
+            stack.update(rows)
+
+    count = run_shared(batches, step, kept, unit=unit, progress=progress)
+    for stack in layers:
+        stack.add_up()
+    return count
 
 
 def comparing_bytes(source: Footprint, target: Footprint, batch: int, tokens: int | None) -> int:

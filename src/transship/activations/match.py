@@ -9,8 +9,7 @@ from transship.activations.families import STACK_PARTNERS
 from transship.activations.finding import find_sites
 from transship.activations.sites import Site
 from transship.errors import MatchError, OptionError
-
-Depth = Literal["interpolate", "nearest", "skip"]
+from transship.types import Depth
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,11 @@ def match_sites(
             closer one (the earlier of two); `skip`: block j with block j, and those beyond have no partner.
         stacks: source stack → target stack, instead of by name (`text` stands for `encoder` and so on).
     """
-    if depth not in ("interpolate", "nearest", "skip"):
-        raise OptionError(
-            f"there is no depth '{depth}'", where="depth", fix="choose interpolate, nearest or skip"
-        )
-    sites_a, sites_b = _as_sites(source), _as_sites(target)
-    partners = _pair_stacks(_stacks(sites_a), _stacks(sites_b), stacks)
+    sites_a, sites_b = (
+        list(model) if isinstance(model, Sequence) else find_sites(model) for model in (source, target)
+    )
+    stacks_a, stacks_b = (list(dict.fromkeys(site.stack for site in sites)) for sites in (sites_a, sites_b))
+    partners = _pair_stacks(stacks_a, stacks_b, stacks)
     index = {(site.stack, site.block, site.role): site for site in sites_a}
     blocks_a, blocks_b = _depths(sites_a), _depths(sites_b)
     pairs: list[SitePair] = []
@@ -122,17 +120,7 @@ def match_sites(
         else:
             unmatched.append(Unmatched("target", site, _reason(site, stack, sites_a, counts, "source")))
     used = {partner.name for pair in pairs for partner, _ in pair.sources}
-    back = {there: here for here, there in partners.items()}
-    for site in sites_a:
-        if site.name in used:
-            continue
-        if site.stack not in back:
-            unmatched.append(Unmatched("source", site, f"the target has no stack like '{site.stack}'"))
-        else:
-            counts = blocks_b.get(back[site.stack], 0), blocks_a.get(site.stack, 0)
-            unmatched.append(
-                Unmatched("source", site, _reason(site, back[site.stack], sites_b, counts, "target"))
-            )
+    unmatched += _unused([site for site in sites_a if site.name not in used], sites_b, partners, blocks_a)
     if not any(pair.target.kind in ("linear", "block", "conv") for pair in pairs):
         raise MatchError(
             "the two models have no linear map with the same role",
@@ -143,10 +131,30 @@ def match_sites(
     return Matching(tuple(pairs), tuple(unmatched), depths)
 
 
+def _unused(
+    sites: Sequence[Site], targets: Sequence[Site], partners: Mapping[str, str], depths: Mapping[str, int]
+) -> list[Unmatched]:
+    """Return why sites of the source stand for no site of the target; partners: target → source stack."""
+    back, others = {there: here for here, there in partners.items()}, _depths(targets)
+    unmatched = []
+    for site in sites:
+        here = back.get(site.stack)
+        reason = f"the target has no stack like '{site.stack}'"
+        if here is not None:
+            counts = others.get(here, 0), depths.get(site.stack, 0)
+            reason = _reason(site, here, targets, counts, "target")
+        unmatched.append(Unmatched("source", site, reason))
+    return unmatched
+
+
 def block_weights(
     block: int, source: int, target: int, *, depth: Depth = "interpolate"
 ) -> list[tuple[int, float]]:
     """Return the source blocks that stand for target block `block`, weights summing to 1; [] for none."""
+    if depth not in ("interpolate", "nearest", "skip"):
+        raise OptionError(
+            f"there is no depth '{depth}'", where="depth", fix="choose interpolate, nearest or skip"
+        )
     if source < 1 or (depth == "skip" and block >= source):
         return []
     if source == target or depth == "skip":
@@ -158,16 +166,6 @@ def block_weights(
     if depth == "nearest":
         return [(low if fraction <= 0.5 else low + 1, 1.0)]
     return [(low, 1.0)] if rest == 0 else [(low, 1.0 - fraction), (low + 1, fraction)]
-
-
-def _as_sites(model: Any) -> list[Site]:
-    if isinstance(model, Sequence):
-        return list(model)
-    return find_sites(model)
-
-
-def _stacks(sites: Sequence[Site]) -> list[str]:
-    return list(dict.fromkeys(site.stack for site in sites))
 
 
 def _depths(sites: Sequence[Site]) -> dict[str, int]:

@@ -124,11 +124,9 @@ def _first_tensor(made: Any) -> Tensor | None:
 def _unfolded(
     module: nn.MultiheadAttention, path: str, places: Collection[str], watcher: Watcher
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Return nn.MultiheadAttention's forward in steps, so that its inner tensors can be seen and its out_proj
-    is called.
+    """Return nn.MultiheadAttention's forward in steps: its inner tensors are seen, its out_proj is called.
 
-    Same result as the original for masks in either form; learned extra keys and zero attention are not
-    unfolded.
+    The result is the original's. Learned extra keys and zero attention are not unfolded.
     """
     if module.bias_k is not None or module.add_zero_attn:
         own: Callable[..., tuple[Tensor, Tensor | None]] = module.forward
@@ -162,17 +160,9 @@ def _unfolded(
                 output.reshape(*output.shape[:2], module.num_heads, module.head_dim).transpose(1, 2)
             )
         bias_mask = _additive_mask(attn_mask, key_padding_mask, projected[0])
-        weights = None
-        if need_weights:
-            scores = projected[0] @ projected[1].transpose(-1, -2) * module.head_dim**-0.5
-            weights = (scores if bias_mask is None else scores + bias_mask).softmax(-1)
-            mixed = functional.dropout(weights, module.dropout, module.training) @ projected[2]
-            weights = weights.mean(1) if average_attn_weights else weights
-        else:
-            dropout = module.dropout if module.training else 0.0
-            mixed = functional.scaled_dot_product_attention(
-                projected[0], projected[1], projected[2], attn_mask=bias_mask, dropout_p=dropout
-            )
+        mixed, weights = _attend(module, projected, bias_mask, need_weights)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
         joined = mixed.transpose(1, 2).flatten(2)
         output = module.out_proj(joined if module.batch_first else joined.transpose(0, 1).contiguous())
         if single:
@@ -181,6 +171,20 @@ def _unfolded(
         return output, weights
 
     return forward
+
+
+def _attend(
+    module: nn.MultiheadAttention, projected: list[Tensor], mask: Tensor | None, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what the heads read, and with which weights where these are needed."""
+    query, key, value = projected
+    if not need_weights:
+        dropout = module.dropout if module.training else 0.0
+        read = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return read, None
+    scores = query @ key.transpose(-1, -2) * module.head_dim**-0.5
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    return functional.dropout(weights, module.dropout, module.training) @ value, weights
 
 
 def _projections(module: nn.MultiheadAttention) -> list[tuple[Tensor, Tensor | None]]:

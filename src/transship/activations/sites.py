@@ -1,7 +1,6 @@
 """Where linear maps act in a model: found from the module tree, named by role and block."""
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -122,29 +121,6 @@ def write_weight(site: Site, weight: Weight, value: Weight) -> None:
 def write_bias(site: Site, bias: Weight, value: Weight) -> None:
     """Put `value` into the site's place of a stored bias, in place."""
     _put(site, bias, value)
-
-
-def split_fused(sites: Sequence[Site], weight: Weight) -> dict[str, Weight]:
-    """Return role → (out, in) matrix for the sites that share one stored weight."""
-    return {site.role: read_weight(site, weight) for site in sites}
-
-
-def fuse(sites: Sequence[Site], parts: Mapping[str, Weight], like: Weight) -> Weight:
-    """Return a weight of the form of `like` whose parts are `parts`; the inverse of `split_fused`."""
-    fused: Any = like.clone() if isinstance(like, Tensor) else like.copy()  # type: ignore[attr-defined]
-    for site in sites:
-        write_weight(site, fused, parts[site.role])
-    result: Weight = fused
-    return result
-
-
-def fused_groups(sites: Sequence[Site]) -> dict[str, list[Site]]:
-    """Return parameter name → the sites that are parts of it, for every fused weight."""
-    groups: dict[str, list[Site]] = defaultdict(list)
-    for site in sites:
-        if site.part is not None and site.weight is not None:
-            groups[site.weight].append(site)
-    return dict(groups)
 
 
 def _take(part: Part | None, stored: Any) -> Any:

@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,6 +66,7 @@ class SavedState:
         if self.every < 1:
             raise OptionError(f"save every {self.every} batches", where="save_every", fix="give 1 or more")
         self._own: dict[int, str] = {}
+        self._waiting = 0
         self._places: list[Path] = []
 
     def resume(self) -> None:
@@ -108,23 +110,30 @@ class SavedState:
                 states.append(Found(place.name, read["about"], units))
         return states
 
-    def add(self, unit: int, digest: str) -> None:
-        """Count a unit as done."""
-        self._own[unit] = digest
-
-    def check(self, unit: int, digest: str) -> None:
-        """Refuse other inputs than those that a saved unit was made of."""
-        if self.covered[unit] != digest:
+    def covers(self, unit: int, batches: Sequence[Sequence[tuple[int, Any]]]) -> bool:
+        """Return whether a unit was saved; refuse other inputs than those that it was made of."""
+        if unit in self.covered and self.covered[unit] != digest_of(batches):
             raise _other_inputs()
+        return unit in self.covered
 
-    def check_end(self, units: int) -> None:
-        """Refuse fewer inputs than the saved units were made of."""
+    def add(self, unit: int, batches: Sequence[Sequence[tuple[int, Any]]]) -> None:
+        """Count a unit as done, and save when enough batches are."""
+        self._own[unit] = digest_of(batches)
+        self._waiting += len(batches)
+        if self._waiting >= self.every:
+            self.save()
+
+    def finish(self, units: int) -> None:
+        """Save what waits; refuse fewer inputs than the saved units were made of."""
         if any(unit >= units for unit in self.covered):
             raise _other_inputs()
+        if self._waiting:
+            self.save()
 
     def save(self) -> None:
         """Write a state of this process's units, and remove those that it replaces."""
         self.sums.flush()
+        self._waiting = 0
         if not self._own:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -149,10 +158,10 @@ def _other_inputs() -> OptionError:
     )
 
 
-def digest_of(items: Iterable[tuple[int, Any]]) -> str:
+def digest_of(batches: Iterable[Iterable[tuple[int, Any]]]) -> str:
     """Return a digest of numbered inputs."""
     digest = hashlib.blake2b(digest_size=16)
-    for number, item in items:
+    for number, item in chain.from_iterable(batches):
         digest.update(str(number).encode() + b"\0" + _bytes(item))
     return digest.hexdigest()
 

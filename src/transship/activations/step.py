@@ -13,8 +13,9 @@ from transship.activations.families import WINDOWED
 from transship.activations.layout import Alignment, RowOperator, TokenLayout
 from transship.activations.models import Batch, LoadedModel
 from transship.activations.record import Tap, watching
-from transship.activations.tokens import Align, align_tokens, window_places
+from transship.activations.tokens import align_tokens, window_places
 from transship.errors import DataError, MatchError, TransshipError
+from transship.types import Align
 
 Key = tuple[Tap, "Lane"]
 
@@ -194,10 +195,6 @@ class Stepper:
             return None
         tokens = self.source.seen[source.tap].tokens, self.target.seen[target.tap].tokens
         return Lane(source.stack, target.stack, *tokens)
-
-    def same_tensor(self, source: Stream, target: Stream) -> tuple[Any, ...]:
-        """Return what is equal for pairs of streams that carry the same two tensors."""
-        return (self.source.seen[source.tap].identity, self.target.seen[target.tap].identity)
 
     def restrict(self, pairs: Iterable[tuple[Stream, Stream]]) -> None:
         """Watch only these pairs from now on (those whose tensors others share need not be watched).

@@ -8,7 +8,6 @@ activations [inputs · tokens, width]. Padding is in no row.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 from transship.activations.layout import Alignment, RowOperator, TokenLayout
 from transship.errors import MatchError
 from transship.numerics import derive_seed
+from transship.types import Align
 
-Align = Literal["auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls"]
 ALIGNMENTS: tuple[Align, ...] = ("auto", "same", "offsets", "ends", "grid", "linear", "mean", "cls")
 
 # Shrinking a grid by more than this, plain bilinear weights would skip source tokens: widen the triangle

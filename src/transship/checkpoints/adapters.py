@@ -74,14 +74,13 @@ def write_adapter(
             plans += _factor_plans(module, by_module[module], *pair, update.shape(name), kind)
     saved = _saved(update, in_full, spoken, kind, dense)
     if not plans and not saved:
-        raise CheckpointError(
-            "the update changes nothing", where=str(folder), fix="give an update with factors"
-        )
+        raise CheckpointError("the update changes nothing", where=str(folder), fix="give one with factors")
     modules = sorted({plan.name.removeprefix("base_model.model.").rpartition(".")[0] for plan in saved})
     config = _config(update.base, ranks, by_module, modules, task_type)
     needs = sum(plan.nbytes(plan.dtype) for plan in (*plans, *saved))
     with atomic_folder(folder, force=force, needs=needs, sync=sync) as place:
-        for file, text in {"adapter_config.json": as_json(config), **(card.files() if card else {})}.items():
+        texts = {"adapter_config.json": as_json(config), **(card.files() if card else {})}
+        for file, text in texts.items():
             (place / file).write_text(text, "utf-8")
         write_file(place / "adapter_model.safetensors", [*plans, *saved])
     return Path(folder)

@@ -228,18 +228,6 @@ class Dataset:
         for part in chunks(len(self), size):
             yield self._part(part), self.labels[part]
 
-    def require_classes(self, least: int = 2) -> Dataset:
-        """Return this data set, or refuse it when fewer than `least` classes occur."""
-        classes = np.unique(self._class_labels("this work"))
-        if len(classes) < least:
-            only = ", ".join(self.label_names[value] for value in classes)
-            raise DataError(
-                f"{least} classes are needed and the rows hold only {only}",
-                where=self.name,
-                fix="give rows of more classes, or choose another split or label column",
-            )
-        return self
-
     def _class_labels(self, purpose: str) -> NDArray[Any]:
         if self.labels is None or not self.label_names:
             kind = "no labels" if self.labels is None else "numeric targets and no classes"

@@ -166,30 +166,6 @@ def _columns(side: LinearMap, weights: Tensor) -> LinearMap:
 PSEUDO_INVERSE_TOLERANCE = 1e-10
 
 
-def pseudo_inverse(
-    inputs: Moments,
-    outputs: Moments,
-    update: Float[Tensor, "out_a in_a"],
-    *,
-    tolerance: float | None = None,
-) -> Float[Tensor, "out_b in_b"]:
-    """Return τ_B = C_BB,out⁺ C_BA,out τ_A C_AB,in C_BB,in⁺ (Eq. 21 of THESEUS, transposed to weight shapes).
-
-    It is the τ_B of least norm that minimises ‖H_B,in τ_Bᵀ H_B,outᵀ − H_A,in τ_Aᵀ H_A,outᵀ‖. Eigenvalues of
-    C_BB below `tolerance` times the largest count as zero (1e-10, or the rounding of the products if larger).
-    """
-    carried = _carried(inputs, outputs, update)
-    left, right = (
-        spectrum(
-            side.part("bb"),
-            tolerance=max(PSEUDO_INVERSE_TOLERANCE, 2 * side.precision) if tolerance is None else tolerance,
-            where=side.name,
-        ).power(-1.0)
-        for side in (outputs, inputs)
-    )
-    return (left @ carried @ right).to(update.dtype)
-
-
 def tikhonov(
     inputs: Moments,
     outputs: Moments,
@@ -217,27 +193,6 @@ def tikhonov(
         divisor = torch.outer(left.values, right.values) + strength * left.values.mean() * right.values.mean()
     solved = (left.vectors.T @ carried @ right.vectors) / divisor
     return (left.vectors @ solved @ right.vectors.T).to(update.dtype)
-
-
-def output_matching(
-    inputs: Moments,
-    update: Float[Tensor, "out_a in_a"],
-    output_map: Float[Tensor, "out_a out_b"],
-    strength: float,
-) -> Float[Tensor, "out_b in_b"]:
-    """Return T_outᵀ τ_A Mᵀ, M = (C_BB + λI)⁻¹ C_BA: τ_A's change of the output, reproduced from B's inputs.
-
-    λ = strength · mean eigenvalue of C_BB of the input side.
-    """
-    if strength < 0:
-        raise OptionError(f"strength is {strength}", where=inputs.name, fix="choose 0 or more")
-    eigen = spectrum(inputs.part("bb"), precision=inputs.precision, where=inputs.name)
-    penalty = strength * eigen.values.mean()
-    inverse = (
-        eigen.power(-1.0) if strength == 0 else (eigen.vectors / (eigen.values + penalty)) @ eigen.vectors.T
-    )
-    moved: Tensor = output_map.double().T @ update.double() @ inputs.part("ab") @ inverse
-    return moved.to(update.dtype)
 
 
 def _carried(inputs: Moments, outputs: Moments, update: Tensor) -> Tensor:

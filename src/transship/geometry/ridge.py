@@ -143,16 +143,13 @@ def ridge_loo(
     through the narrower of the two Gram matrices; between the λ of a grid the errors of float32 rows are
     compared in float32.
 
-    Args:
-        x: source rows, in memory.
-        y: target rows.
-        penalties: λ, absolute; by default `STRENGTHS` × the mean eigenvalue of XᵀX.
-        centre: whether an intercept is fitted (and left out with its row).
+    The `penalties` are absolute, by default `STRENGTHS` × the mean eigenvalue of XᵀX. With `centre` an
+    intercept is fitted, and left out with its row.
     """
-    if x.shape[0] < 2:
-        raise DataError(f"{x.shape[0]} rows cannot leave one out", where="ridge_loo", fix="give two or more")
+    if len(x) < 2:
+        raise DataError(f"{len(x)} rows cannot leave one out", where="ridge_loo", fix="give two or more")
     single = x.dtype == y.dtype == torch.float32
-    x, y, count = x.detach().double(), y.detach().double(), x.shape[0]
+    x, y = x.detach().double(), y.detach().double()
     twins = groups(prints(x)).to(x.device)
     mean_x, mean_y = x.mean(0), y.mean(0)
     if centre:
@@ -161,30 +158,23 @@ def ridge_loo(
     unit = float(values.sum()) / x.shape[1]
     grid = [strength * unit for strength in STRENGTHS] if penalties is None else list(penalties)
     projected = scores.T @ y
-    intercept = 1.0 / count if centre else 0.0
 
     def left_out(penalty: float, scores: Tensor, projected: Tensor, y: Tensor) -> Tensor:
         shrunk = 1.0 / (values + penalty)
-        leverage = squares @ shrunk + intercept
+        leverage = squares @ shrunk + (1.0 / len(x) if centre else 0.0)
         fitted = scores @ (shrunk[:, None] * projected).to(scores.dtype)
         return _left_out(y - fitted, leverage, twins)
 
     for penalty in grid:
         _check_strength(penalty, "ridge_loo")
-    squares, coarse = scores.square(), (scores, projected, y)
-    if single and len(grid) > 1:
-        coarse = (scores.float(), projected, y.float())
+    squares, single = scores.square(), single and len(grid) > 1
+    coarse = (scores.float(), projected, y.float()) if single else (scores, projected, y)
     errors = torch.stack([left_out(penalty, *coarse).square().mean().double() for penalty in grid])
     best = grid[int(errors.argmin())]
-    end = _at_the_end(errors, grid)
     matrix = vectors @ (projected / (values + best)[:, None])
     means = (mean_x, mean_y) if centre else (None, None)
-    details = {
-        "lambda": best,
-        "strength": best / unit if unit > 0 else 0.0,
-        "loo": float(errors.min()),
-        **end,
-    }
+    details = {"lambda": best, "strength": best / unit if unit > 0 else 0.0, "loo": float(errors.min())}
+    details |= _at_the_end(errors, grid)
     fitted = LinearMap(matrix, means[0], means[1], "ridge", eigen.rank, eigen.tolerance, details)
     predictions = y - left_out(best, scores, projected, y) + (mean_y if centre else 0.0)
     return LeaveOneOut(fitted, best, errors, predictions)

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.errors import DataError, NumericalError
-from transship.geometry.maps import LinearMap
 from transship.geometry.moments import Moments
 
 
@@ -104,36 +103,3 @@ def _u_centred(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows rows"]:
     sums = gram.sum(1)
     shift = sums / (count - 2) - sums.sum() / (2 * (count - 1) * (count - 2))
     return gram.sub_(shift[:, None]).sub_(shift).fill_diagonal_(0.0)
-
-
-def procrustes_distance(moments: Moments, *, normalise: bool = True) -> float:
-    """Return ‖A‖² + ‖B‖² − 2 ‖AᵀB‖_* about the means: the least squared distance over rotations of one side.
-
-    With `normalise`, A and B are first scaled to unit Frobenius norm, so that the distance is from 0 to 2.
-    """
-    used = moments.centred()
-    square_a, square_b = float(used.square_a.sum()), float(used.square_b.sum())
-    nuclear = float(torch.linalg.svdvals(used.part("ab")).sum())
-    if normalise:
-        scale = math.sqrt(square_a * square_b)
-        return 2.0 - 2.0 * min(1.0, nuclear / scale) if scale > 0 else 2.0
-    return max(0.0, square_a + square_b - 2.0 * nuclear)
-
-
-def alignment_residual(moments: Moments, fitted: LinearMap) -> float:
-    """Return the share of the target that the map leaves unexplained: Σ‖y − ŷ‖² / Σ‖y − μ‖².
-
-    A map with means is judged on the variance of the target (μ its mean), one without on the second moment
-    (μ = 0). 0 is a perfect map, 1 is no better than predicting μ, and a bad map exceeds 1.
-    """
-    matrix, bias = fitted.matrix.double(), fitted.bias
-    offset = torch.zeros_like(moments.sum_b) if bias is None else bias.double()
-    moved_sum = moments.sum_a @ matrix
-    predicted = (matrix * (moments.part("aa") @ matrix)).sum() + 2 * moved_sum @ offset
-    predicted = predicted + moments.count * offset.square().sum()
-    agreement = (matrix * moments.part("ab")).sum() + offset @ moments.sum_b
-    residual = moments.square_b.sum() - 2 * agreement + predicted
-    total = (moments if bias is None else moments.centred()).square_b.sum()
-    if float(total) <= 0.0:
-        return 0.0 if float(residual) <= 0.0 else math.inf
-    return max(0.0, float(residual / total))

@@ -210,13 +210,11 @@ def sinkhorn_divergence(
             symmetric=symmetric,
         )
 
-    old: tuple[Potentials | None, Potentials | None, Potentials | None] = (None, None, None)
-    if start is not None:
-        old = (start.cross.potentials, start.self_x.potentials, start.self_y.potentials)
-    self_x = solve(cost_matrix(x, x, cost), (weights_x, weights_x), old[1], True)
-    self_y = solve(cost_matrix(y, y, cost), (weights_y, weights_y), old[2], True)
+    before = (None, None) if start is None else (start.self_x.potentials, start.self_y.potentials)
+    self_x = solve(cost_matrix(x, x, cost), (weights_x, weights_x), before[0], True)
+    self_y = solve(cost_matrix(y, y, cost), (weights_y, weights_y), before[1], True)
     # for equal sets these are the cross term's potentials, and for near sets nearly so
-    near = (self_x.potentials[0], self_y.potentials[1]) if old[0] is None else old[0]
+    near = (self_x.potentials[0], self_y.potentials[1]) if start is None else start.cross.potentials
     cross = solve(cross_cost, (weights_x, weights_y), near, False)
     return Divergence(cross.value - 0.5 * self_x.value - 0.5 * self_y.value, cross, self_x, self_y)
 

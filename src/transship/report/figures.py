@@ -17,6 +17,13 @@ _SERIES_COLOURS = 8
 Values = Sequence[Any]
 
 
+_PIXELS = {"constrain": "domain", "scaleanchor": "x"}
+_CELLS = {
+    "type": "heatmap",
+    "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<br><b>%{z:.4g}</b><extra></extra>",
+}
+
+
 def heat_map(
     values: Sequence[Values],
     *,
@@ -42,42 +49,30 @@ def heat_map(
     if len(grid) != len(rows) or any(len(row) != len(columns) for row in grid):
         raise ValueError(f"the values do not fill {len(rows)} rows of {len(columns)} columns")
     known = [value for row in grid for value in row if value is not None and value == value] or [0.0]
-    written = show_values if show_values is not None else max(len(rows), len(columns)) <= 15
     widest = max(abs(value) for value in known)
     ends = limits or ((-widest, widest) if diverging else (min(known), max(known)))
-    trace: dict[str, Any] = {
-        "type": "heatmap",
+    trace: dict[str, Any] = _CELLS | {
         "z": grid,
         "colorscale": "@diverging" if diverging else "@sequential",
         "colorbar": {"title": {"text": value_title, "side": "top"}},
-        "zmin": ends[0],
-        "zmax": ends[1],
         "customdata": [[[row, column] for column in columns] for row in rows],
-        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<br><b>%{z:.4g}</b><extra></extra>",
-        "xgap": 0 if pixels else 1,
-        "ygap": 0 if pixels else 1,
     }
-    if written:
+    trace |= {"zmin": ends[0], "zmax": ends[1], "xgap": 0 if pixels else 1, "ygap": 0 if pixels else 1}
+    if show_values if show_values is not None else max(len(rows), len(columns)) <= 15:
         decimals = 2 if widest < 100 else 0
         trace["text"] = [["" if value is None else show(value, decimals) for value in row] for row in grid]
     most = _PICTURE_TICKS if pixels else _TICKS
-    layout = {
-        "xaxis": _ticks(columns, column_title, most),
-        "yaxis": _ticks(rows, row_title, most) | {"autorange": "reversed"},
-    }
-    if pixels:
-        layout["xaxis"]["constrain"] = layout["yaxis"]["constrain"] = "domain"
-        layout["yaxis"]["scaleanchor"] = "x"
+    x_axis = _ticks(columns, column_title, most) | ({"constrain": "domain"} if pixels else {})
+    y_axis = _ticks(rows, row_title, most) | {"autorange": "reversed"} | (_PIXELS if pixels else {})
+    span = f"{row_title} ({len(rows)}) by {column_title} ({len(columns)})"
     cell = (46 if square else 34) if len(rows) <= 15 else 8 if pixels else 22
-    numbers = Table([row_title, *columns], [[row, *line] for row, line in zip(rows, grid, strict=True)])
     return Figure(
-        {"data": [trace], "layout": layout},
+        {"data": [trace], "layout": {"xaxis": x_axis, "yaxis": y_axis}},
         caption=caption,
-        alt=f"Heat map of {value_title}: {row_title} ({len(rows)}) by {column_title} ({len(columns)}), "
-        f"from {show(min(known))} to {show(max(known))}.",
+        alt=f"Heat map of {value_title}: {span}, from {show(min(known))} to {show(max(known))}.",
         height=max(280, min(820, 150 + cell * len(rows))),
         width=max(480, 300 + 50 * len(columns)) if len(columns) <= 12 else None,
-        numbers=numbers,
+        numbers=Table([row_title, *columns], [[row, *line] for row, line in zip(rows, grid, strict=True)]),
     )
 
 
@@ -139,6 +134,9 @@ def lines(
     return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, numbers=table)
 
 
+_WHISKERS = {"color": "@text", "thickness": 1.2, "width": 3}
+
+
 def bars(
     labels: Sequence[str],
     series: Mapping[str, Values],
@@ -172,16 +170,10 @@ def bars(
         }
         if spreads and name in spreads:
             error = _same_length(name, labels, spreads[name])
-            trace["error_x" if lying else "error_y"] = {
-                "array": error,
-                "color": "@text",
-                "thickness": 1.2,
-                "width": 3,
-            }
+            trace["error_x" if lying else "error_y"] = {"array": error, **_WHISKERS}
         data.append(trace)
-    names, amounts = _ticks(labels, label_title), _axis(value_title)
-    if lying:
-        names["autorange"] = "reversed"
+    names = _ticks(labels, label_title) | ({"autorange": "reversed"} if lying else {})
+    amounts = _axis(value_title)
     layout = {
         "xaxis": amounts if lying else names,
         "yaxis": names if lying else amounts,
@@ -191,9 +183,8 @@ def bars(
     }
     thickness = 1 if stacked else len(series)
     height = max(240, min(1600, 120 + len(labels) * (16 + 16 * thickness))) if lying else 400
-    table = Table(
-        [label_title, *series], [list(row) for row in zip(labels, *map(plain, series.values()), strict=True)]
-    )
+    rows = zip(labels, *map(plain, series.values()), strict=True)
+    table = Table([label_title, *series], [list(row) for row in rows])
     alt = f"Bars of {value_title} by {label_title}: {', '.join(series)}."
     return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, height=height, numbers=table)
 

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from transship.data import wrap
 from transship.errors import TransshipWarning
 from transship.verbs.adapt import Recraft
-from transship.verbs.adapt.raw.baselines import raw_baselines
+from transship.verbs.adapt.raw.fit import raw_baselines
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.translate import Ridge, Stitch
 from transship.verbs.translate.nearest import unit_rows

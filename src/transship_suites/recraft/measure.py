@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from transship.data import find_model
 from transship.errors import TransshipWarning
 from transship.numerics import chunks
 from transship.types import Array
 from transship.verbs.adapt import Recraft
 from transship.verbs.adapt.model.backbone import open_backbone
-from transship.verbs.adapt.raw.baselines import fit_raw
+from transship.verbs.adapt.raw.fit import fit_raw
 from transship.verbs.adapt.rows.metrics import evaluate
 from transship.verbs.adapt.settings import COMMAND
 from transship_suites.materials.grids import base, grid_task, proxy
@@ -66,7 +65,7 @@ def adapted(
     """
     model = Recraft(
         backbone=_opened(backbone) if isinstance(backbone, str) else backbone,
-        task=task.kind,
+        task=task.kind,  # type: ignore[arg-type]
         validation=task.validation,
         seed=seed,
         device=device,
@@ -112,9 +111,7 @@ def parameters(
 @cache
 def _opened(backbone: str) -> Any:
     """Return the backbone by name, read once per process; fits copy what they train."""
-    model = open_backbone(str(find_model(backbone)))
-    model.loaded.name = backbone
-    return model
+    return open_backbone(backbone)
 
 
 def stage_one(log: list[dict[str, Any]]) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +14,13 @@ from transship.activations.readout import Readout
 from transship.data import wrap
 from transship.geometry import ridge_of
 from transship.registry import build_method
-from transship.verbs.transport.methods.carry import Carry
 from transship.verbs.transport.settings import PAPER
-from transship.verbs.transport.work import Work
 from transship_suites.materials import small_vision as networks
 from transship_suites.materials.small_vision import LabelledRows, VitShape
 from transship_suites.runner import Case, Context, Measurement
 from transship_suites.theseus.declared import PAPER_ROLES, SMALL_BASELINES
 from transship_suites.theseus.transports import Transports
+from transship_suites.theseus.work import Work
 
 TUNE_ROWS, CALIBRATION_ROWS = 10000, 4000
 VALIDATION_ROWS, TEST_ROWS, CLEAN_ROWS = 250, 1000, 500
@@ -165,12 +163,10 @@ class SmallTransports(Transports):
     def _path(self, plan: Work) -> Iterator[Measurement]:
         """Four path steps with the target's own head, and a head carried onto the same weights."""
         # the first step's statistics are those of a single step
-        plan = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, path_steps=4))
+        plan = plan.with_settings(path_steps=4)
         result = plan.run(build_method("transport", "gradient", {"blend": 1.0}))
         yield self.row(result.model(), "gradient, 4 path steps", strength=result.choice.strength, batches=10)
-        carry = Carry(body="gradient")
-        head = plan.head(carry, result.moved, result.choice)
-        carried = plan.result(carry, result.moved, result.choice, head)
+        carried = plan.with_head(result, build_method("transport", "carry", {"body": "gradient"}))
         yield self.row(carried.model(), "4 path steps + carry", strength=carried.strength, batches=10)
 
     def _budget(self) -> Iterator[Measurement]:

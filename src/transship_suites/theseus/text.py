@@ -18,11 +18,9 @@ from transship.activations import LoadedModel
 from transship.data import wrap
 from transship.geometry import Moments, accuracy, procrustes, ridge_of
 from transship.registry import build_method
-from transship.verbs.transport.judge import similarity_agreement
-from transship.verbs.transport.models import Opening
-from transship.verbs.transport.settings import Settings
-from transship.verbs.transport.weights import shifted
-from transship.verbs.transport.work import Work
+from transship.verbs.transport import shifted
+from transship.verbs.transport.settings import Opening, Settings
+from transship.verbs.transport.teacher import similarity_agreement
 from transship_suites.materials.encoders import (
     Classifier,
     MeanEncoder,
@@ -35,6 +33,7 @@ from transship_suites.materials.small_vision import to_arrays
 from transship_suites.materials.texts import Texts, load_texts, operations_phrases
 from transship_suites.runner import Case, Context, Experiment, Measurement
 from transship_suites.theseus.declared import PUBLISHED, TEXT_SOURCE
+from transship_suites.theseus.work import Work
 
 MOST_TRAINING = 5500
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,10 +9,9 @@ from typing import Any
 
 from transship.data import Dataset
 from transship.registry import build_method
-from transship.verbs.transport.models import Opening
-from transship.verbs.transport.settings import Settings
-from transship.verbs.transport.work import Work
+from transship.verbs.transport.settings import Opening, Settings
 from transship_suites.runner import Experiment, Measurement
+from transship_suites.theseus.work import Work
 
 
 class Transports(Experiment):

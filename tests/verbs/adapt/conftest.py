@@ -11,6 +11,11 @@ import torch
 
 from transship.data import Dataset
 from transship.verbs.adapt.model.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.embedder import shape_for
+from transship.verbs.adapt.model.network import AdaptedNetwork, HeadShape, new_embedder
+from transship.verbs.adapt.model.source import open_source
+from transship.verbs.adapt.train.learner import Learner, LearningRows
+from transship.verbs.adapt.train.losses import find_loss
 
 WORDS = [
     "red",
@@ -123,3 +128,18 @@ def quick(tiny_bert: Backbone, proxy: Dataset, tmp_path_factory: pytest.TempPath
         "predictor": "linear",
         "freeze_embedder": False,
     }
+
+
+@pytest.fixture
+def learner(tiny_bert: Backbone, proxy: Dataset, waves: Any, quick: dict[str, Any]) -> Learner:
+    """The waves before a frozen body, whose embedder and head learn."""
+    shape = shape_for(tiny_bert.theta, (37,), 1, tokens=8)
+    torch.manual_seed(0)
+    head = HeadShape("linear", 32, 3).build()
+    network = AdaptedNetwork(new_embedder(shape, tiny_bert.theta, 0), tiny_bert.body(), head)
+    network.train_only({"embedder", "head"})
+    codes = torch.from_numpy(np.unique(waves[1], return_inverse=True)[1]).long()
+    rows = LearningRows(torch.from_numpy(waves[0])[:, None], codes, codes)
+    source = open_source(tiny_bert, proxy, items=90, omega=0.5, cache=quick["cache"])
+    scale, loss = (torch.zeros(1), torch.ones(1)), find_loss(None, "classification")
+    return Learner(network, rows, rows, 3, loss, scale, tiny_bert, source, 0, torch.device("cpu"))

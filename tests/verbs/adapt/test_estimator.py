@@ -16,9 +16,8 @@ from sklearn.model_selection import cross_val_score
 import transship
 from transship.errors import DataError, OptionError
 from transship.verbs.adapt import Recraft, load_adapted
-from transship.verbs.adapt.advice import advice
-from transship.verbs.adapt.raw.base import fit_base
-from transship.verbs.adapt.raw.baselines import fit_raw
+from transship.verbs.adapt.fit import advice, open_accelerator
+from transship.verbs.adapt.raw.fit import fit_base, fit_raw
 from transship.verbs.adapt.rows.targets import Targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
@@ -144,7 +143,7 @@ def test_the_bases_outputs_on_training_rows_come_from_models_that_did_not_see_th
 def test_a_ridge_base_leaves_each_training_row_out_exactly(
     task: str, most: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("transship.verbs.adapt.raw.baselines.MOST_ROWS", most)
+    monkeypatch.setattr("transship.verbs.adapt.raw.fit.MOST_ROWS", most)
     generator = np.random.default_rng(1)
     inputs = generator.normal(size=(40, 1, 60)).astype(np.float32)
     numbers = inputs[:, 0, :3].sum(1) + generator.normal(size=40)
@@ -230,7 +229,7 @@ def test_advice_follows_the_figures_and_their_noise():
         ({"device": f"cuda:{torch.cuda.device_count()}"}, "this machine has no cuda:"),
         ({"embedder_factor": 0.0}, "embedder_factor: it is 0.0"),
         ({"stem": "forest"}, "stem: it is 'forest'"),
-        ({"task": "ranking"}, "there is no task 'ranking'"),
+        ({"task": "ranking"}, "task: it is 'ranking'; choose auto, classification"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_sentence(
@@ -324,14 +323,12 @@ def test_targets_of_another_shape_are_one_sentence(nft: dict[str, Any], waves: A
 def test_a_device_is_what_torch_knows_by_that_name(device: str):
     from accelerate import Accelerator
 
-    from transship.verbs.adapt.parts import accelerator_of
-
     settings = Recraft(device=device)
     settings.checked()
     wanted = torch.device(device) if device != "auto" else Accelerator().device
-    assert accelerator_of(settings).device == wanted
-    accelerator_of(Recraft(device="cpu", precision="bf16"))  # a second fit may want something else
-    assert accelerator_of(settings).mixed_precision == "no"
+    assert open_accelerator(settings).device == wanted
+    open_accelerator(Recraft(device="cpu", precision="bf16"))  # a second fit may want something else
+    assert open_accelerator(settings).mixed_precision == "no"
 
 
 def test_one_device_of_several_is_not_for_the_processes_of_a_launch(monkeypatch: pytest.MonkeyPatch):

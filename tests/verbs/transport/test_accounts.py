@@ -6,7 +6,7 @@ import torch
 
 from transship.errors import MatchError
 from transship.verbs.transport import transport
-from transship.verbs.transport.calibrate import draw
+from transship.verbs.transport.rows import draw
 
 
 @pytest.mark.parametrize(("rows", "fitted"), [(64, True), (400, False)])
@@ -35,14 +35,14 @@ def test_auto_names_what_it_left_out_and_inputs_that_were_not_kept(kit, monkeypa
 
     source = kit.tiny_vit(16)
     models = source, kit.nudge(source, size=0.3), kit.tiny_vit(24, seed=4)
-    moving = auto._moved
+    moving = auto.move
 
-    def failing(work, method, kept):
+    def failing(plan, statistics, method):
         if method.name == "gradient":
             raise MatchError("its units were not matched", where="vision.0", fix="use theseus")
-        return moving(work, method, kept)
+        return moving(plan, statistics, method)
 
-    monkeypatch.setattr(auto, "_moved", failing)
+    monkeypatch.setattr(auto, "move", failing)
     monkeypatch.setattr(auto, "CARRY_MARGIN", 2.0)
     images = kit.pictures(96)
     result = transport(*models, data=images, batches=1, strength=1.0, keep=images)

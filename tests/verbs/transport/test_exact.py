@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from transship.geometry import LinearMap
-from transship.verbs.transport import Settings, Work, transport
+from transship.verbs.transport import Request, Settings, make_plan, prepare, transport
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.methods.theseus import Theseus
-from transship.verbs.transport.models import Opening
 from transship.verbs.transport.protocol import move
 
 WIDTHS = [(32, 48), (48, 32), (32, 32)]
@@ -20,11 +19,12 @@ def fitted_maps(kit, widths: tuple[int, int], images: int = 256) -> dict[str, tu
     source, target = kit.tiny_vit(widths[0]).double(), kit.tiny_vit(widths[1], seed=4).double()
     data = kit.pictures(images).astype(np.float64)
     settings = Settings(strength=1.0, batches=images // 32, tokens_per_input=0)
-    work = Work.open(source, kit.nudge(source), target, data, Opening(), settings)
+    request = Request(source=source, tuned=kit.nudge(source), target=target, data=data, settings=settings)
+    plan = make_plan(request)
     method = Theseus()
-    maps = Maps(work.prepare(method), method, seed=0)
+    maps = Maps(prepare(plan, method).statistics, method, seed=0)
     found = {}
-    for pair in work.matching.pairs:
+    for pair in plan.matching.pairs:
         if pair.target.kind == "linear" and pair.target.role != "head":
             layer = maps.layer(pair, False)
             assert not isinstance(layer, str), layer

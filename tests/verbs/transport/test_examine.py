@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from transship.activations import load_model
+from transship.activations import Readout, load_model
 from transship.data import wrap
 from transship.errors import DataError, OptionError
 from transship.verbs.transport import transport
-from transship.verbs.transport.calibrate import draw
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.scores import evaluate
+from transship.verbs.transport.rows import draw
+from transship.verbs.transport.scores import probe, reuse_head
 
 
 def refuse(what, done, total):
@@ -62,14 +62,15 @@ def test_a_twin_is_measured_with_every_head_and_on_what_it_forgets(twins, kit):
     assert theirs.original == share(tuned, kit, old, answers)
     assert (theirs.reused_head, moved.carried_head, moved.original_carried) == (None, None, None)
     known = draw(twins.data, batches=4)
+    features = Readout(load_model(tuned)).all(list(known.calibration)).features
     for row, model in ((untouched, target), (moved, result.model())):
-        found = evaluate(
-            load_model(model),
-            (list(test), labels),
-            train=(list(known.calibration), known.calibration_labels),
-            tuned=load_model(tuned),
+        rows, train = (
+            Readout(load_model(model)).all(list(part)).features for part in (test, known.calibration)
         )
-        assert (row.probe, row.reused_head) == (found.probe, found.reused_head)
+        probed = probe(train, known.calibration_labels, rows).argmax(1)
+        reused = reuse_head(load_model(tuned), train, features, rows).argmax(1)
+        right = [float((answers == labels).double().mean()) for answers in (probed, reused)]
+        assert [row.probe, row.reused_head] == right
     assert result.measured.probe_labels == 128
     assert result.measured.metric == "accuracy"
     assert {"test", "original"} <= {one.role for one in result.inputs}

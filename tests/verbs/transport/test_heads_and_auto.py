@@ -7,18 +7,21 @@ import torch
 from transship.activations import load_model
 from transship.activations.readout import Readout
 from transship.errors import OptionError
-from transship.verbs.transport import Settings, Work, kinship, transport
+from transship.verbs.transport import Request, Settings, apply, kinship, make_plan, prepare, transport
 from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.models import Opening, zero_shot
-from transship.verbs.transport.scores import evaluate
+from transship.verbs.transport.methods.identity import Identity
+from transship.verbs.transport.models import zero_shot
 
 
 def test_carry_puts_the_dense_ridge_head_into_the_target(kit):
     source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
     tuned, images = kit.nudge(source, size=0.3), kit.pictures(200)
-    work = Work.open(source, tuned, target, images, Opening(), Settings(batches=2, strength=1.0))
-    result = work.run(Carry(body="none", penalty=0.1))
-    rows = np.stack(list(work.draws.head))
+    settings, method = Settings(batches=2, strength=1.0), Carry(body="none", penalty=0.1)
+    plan = make_plan(
+        Request(source=source, tuned=tuned, target=target, data=images, method=method, settings=settings)
+    )
+    result = apply(plan, prepare(plan, method), method)
+    rows = np.stack(list(plan.draws.head))
     # a third of what is not calibration is held out for comparing methods
     assert result.head.inputs == len(rows) == 200 - (200 - 64) // 3
     x = Readout(load_model(target)).all(list(rows)).features.double()
@@ -146,7 +149,7 @@ def test_path_steps_move_between_the_same_blocks_as_one_step(kit, method):
 def test_every_part_of_a_path_is_prepared_with_the_methods_own_options(
     kit, monkeypatch, method, options, read
 ):
-    from transship.verbs.transport import prepare
+    from transship.verbs.transport import statistics
 
     seen: list[dict] = []
 
@@ -155,10 +158,10 @@ def test_every_part_of_a_path_is_prepared_with_the_methods_own_options(
             seen.append({key: named.get(key) for key in read})
             return found(*given, **named)
 
-        monkeypatch.setattr(prepare, name, spy)
+        monkeypatch.setattr(statistics, name, spy)
 
-    spying("weight_descent", prepare.weight_descent)
-    spying("match_units", prepare.match_units)
+    spying("weight_descent", statistics.weight_descent)
+    spying("match_units", statistics.match_units)
     source = kit.tiny_vit()
     models = source, kit.nudge(source), kit.tiny_vit(seed=4)
     given = {"data": kit.pictures(32), "strength": 1.0, "batches": 1, "path_steps": 3}
@@ -181,38 +184,37 @@ def test_blocks_without_a_near_copy_are_listed(kit):
 
 def test_strangers_of_other_depth_keep_the_interpolation(kit):
     source, target = kit.tiny_vit(), kit.tiny_vit(32, 3, seed=4)
-    work = Work.open(source, kit.nudge(source), target, kit.pictures(64), Opening(), Settings(batches=2))
-    from transship.verbs.transport.methods.identity import Identity
-
-    assert work.matching_of(Identity()) is work.matching
+    method = Identity()
+    models = {"source": source, "tuned": kit.nudge(source), "target": target, "method": method}
+    plan = make_plan(Request(data=kit.pictures(64), settings=Settings(batches=2), **models))
+    assert plan.kinship is not None
+    assert not plan.kinship.related
+    assert plan.matching_for(method.needs) is plan.matching
 
 
 def test_validation_labels_meet_the_fine_tunes_classes_by_name(kit):
     from transship.data import wrap
-    from transship.verbs.transport.labels import validation_labels
 
     tuned = kit.tiny_vit()
     tuned.config.id2label = dict(enumerate(("wolf", "Bear", "sea lion", "ant", "cow")))
     images = kit.pictures(60)
     names = ["ant", "bear", "cow", "sea_lion", "wolf"]
 
-    def found(labels):
+    def planned(labels):
         source = kit.tiny_vit()
+        fine_tune = kit.nudge(source)
+        fine_tune.config.id2label = tuned.config.id2label
+        models = {"source": source, "tuned": fine_tune, "target": kit.tiny_vit(48, seed=4)}
         data = wrap(images, labels, kind="array")
-        made = kit.nudge(source)
-        made.config.id2label = tuned.config.id2label
-        work = Work.open(source, made, kit.tiny_vit(48, seed=4), data, Opening(), Settings(batches=1))
-        return work, validation_labels(work.draws, work.said)
+        return make_plan(Request(data=data, settings=Settings(batches=1), **models))
 
-    work, labels = found([names[row % 5] for row in range(60)])
+    plan = planned([names[row % 5] for row in range(60)])
     order = [3, 1, 4, 2, 0]  # of ant, bear, cow, sea_lion, wolf among the fine-tune's
-    assert labels.tolist() == [order[label] for label in work.draws.labels.tolist()]
-    assert work.judge(carried=True)[1] == "validation"
-    work, reason = found([(*names[:4], "whale")[row % 5] for row in range(60)])
-    assert reason == "the fine-tune has no class 'whale'"
-    assert work.judge(carried=True)[1] == "agreement"
-    _, reason = found([row % 4 for row in range(60)])
-    assert reason == "the data has 4 classes and the fine-tune 5"
+    assert plan.labels.tolist() == [order[label] for label in plan.draws.labels.tolist()]
+    assert planned([(*names[:4], "whale")[row % 5] for row in range(60)]).labels == (
+        "the fine-tune has no class 'whale'"
+    )
+    assert planned([row % 4 for row in range(60)]).labels == "the data has 4 classes and the fine-tune 5"
 
 
 def test_only_a_carried_head_keeps_and_only_one_with_the_same_outputs(kit):
@@ -259,26 +261,6 @@ def test_path_steps_of_a_twin_are_exact_too(kit):
     )
     fresh = kit.pictures(16, seed=5).astype(np.float64)
     assert float((kit.logits(result.model(), fresh) - kit.logits(tuned, fresh)).abs().max()) < 1e-4
-
-
-def test_evaluation_measures_head_probe_reuse_and_the_old_domain(kit):
-    source = kit.tiny_vit()
-    tuned = kit.nudge(source, size=0.3)
-    twin = kit.permuted_vit(tuned)
-    images = kit.pictures(300)
-    labels = kit.logits(tuned, images).argmax(1)
-    rows = list(images)
-    found = evaluate(
-        load_model(twin),
-        (rows[:100], labels[:100]),
-        train=(rows[100:], labels[100:]),
-        tuned=load_model(tuned),
-        original=(rows[:50], labels[:50]),
-    )
-    assert found.own_head == 1.0
-    assert found.original == 1.0
-    assert found.reused_head == 1.0, "a rotation of features takes the twin to the source's head"
-    assert found.probe > 1 / 5
 
 
 def test_a_clip_model_classifies_by_its_text_tower(kit):

@@ -318,7 +318,7 @@ def test_carry_through_a_ridge_map_of_features_is_ridge_onto_the_outputs():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_keeps_the_contract(name: str):
     method = build_method("transport", name)
-    square = method.requirements.same_shape
+    square = method.needs.same_shape
     pair, _ = layer_pair(*((4, 3, 4, 3) if square else (4, 3, 6, 5)))
     update = gaussian(3, 4, seed=1).float()
     before = update.clone()
@@ -345,7 +345,7 @@ def test_every_method_explains_itself(name: str):
 )
 def test_factors_move_one_by_one_and_keep_the_rank(name: str):
     method = build_method("transport", name)
-    pair, _ = layer_pair(*((6, 5, 6, 5) if method.requirements.same_shape else (6, 5, 9, 8)))
+    pair, _ = layer_pair(*((6, 5, 6, 5) if method.needs.same_shape else (6, 5, 9, 8)))
     up, down = gaussian(5, 2), gaussian(2, 6, seed=1)
     moved = move_factors(up, down, method.input_map(pair), method.output_map(pair))
     assert moved[0].shape[1] == moved[1].shape[0] == 2

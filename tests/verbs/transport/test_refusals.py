@@ -1,6 +1,7 @@
 """What could only fail after the long work is refused before it, in one sentence."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,7 @@ from safetensors.torch import load_file, save_file
 from transship.data import wrap
 from transship.errors import CheckpointError, DataError, OptionError, OutputError
 from transship.registry import build_method
-from transship.verbs.transport import Settings, Work, transport
-from transship.verbs.transport.models import Opening
-from transship.verbs.transport.plan import target_bytes
+from transship.verbs.transport import Request, Settings, make_plan, transport
 
 
 def refuse(what: str, done: int, total: int) -> None:
@@ -82,17 +81,21 @@ def test_an_adapter_that_becomes_a_whole_model_needs_a_whole_models_space(kit):
     models = source, kit.nudge(source), kit.tiny_vit(24, seed=4)
 
     def needed(method, **settings) -> int:
-        work = Work.open(*models, kit.pictures(64), Opening(), Settings(batches=1, **settings))
-        work.target.checkpoint = SimpleNamespace(nbytes=1000)
-        work.update.adapter = True
-        return target_bytes(work, method)
+        given = dict(zip(("source", "tuned", "target"), models, strict=True))
+        plan = make_plan(Request(data=kit.pictures(64), settings=Settings(batches=1, **settings), **given))
+        return replace(
+            plan,
+            method=method,
+            target=replace(plan.target, checkpoint=SimpleNamespace(nbytes=1000)),
+            update=replace(plan.update, adapter=True),
+        ).result_bytes
 
     theseus = build_method("transport", "theseus")
     assert needed(theseus) == 0
     assert needed(theseus, path_steps=2) == 1000
     assert needed(build_method("transport", "carry")) == 1000
     assert needed(build_method("transport", "random-aligned")) == 1000, "noise has no low rank"
-    assert needed("auto") == 1000, "it may carry a head"
+    assert needed(None) == 1000, "it may carry a head"
 
 
 @pytest.fixture
@@ -144,10 +147,16 @@ def test_an_adapter_may_change_its_tensors_by_more_than_they_hold(kit, folders, 
     config = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj"], init_lora_weights=False)
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "lora")
     given = {"data": kit.pictures(64), "method": "theseus", "strength": 1.0, "batches": 1}
-    work = Work.open(
-        folders[0], str(tmp_path / "lora"), folders[2], given["data"], Opening(), Settings(batches=1)
+    plan = make_plan(
+        Request(
+            source=folders[0],
+            tuned=str(tmp_path / "lora"),
+            target=folders[2],
+            data=given["data"],
+            settings=Settings(batches=1),
+        )
     )
-    assert work.relative > 1.0
+    assert plan.relative > 1.0
     assert transport(folders[0], str(tmp_path / "lora"), folders[2], **given).adapter
 
 
@@ -206,7 +215,7 @@ def test_devices_that_are_not_there_are_named(kit):
 
 def test_shots_are_rows_and_not_all_rows_of_one_id(kit):
     from transship.data import Dataset
-    from transship.verbs.transport.calibrate import draw
+    from transship.verbs.transport.rows import draw
 
     labels = np.arange(60) % 3
     data = Dataset(

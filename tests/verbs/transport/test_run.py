@@ -116,7 +116,7 @@ def test_norm_gains_move_as_a_vector_as_a_diagonal_or_not_at_all(kit):
 
 def test_shots_are_labelled_rows_per_class_of_the_training_part_alone():
     from transship.data import wrap
-    from transship.verbs.transport.calibrate import draw
+    from transship.verbs.transport.rows import draw
 
     rows, labels = np.arange(300.0).reshape(300, 1), np.arange(300) % 5
     parts = np.repeat(["train", "validation", "test"], 100)

@@ -89,7 +89,7 @@ def test_a_tagger_is_carried_to_a_bare_encoder_by_the_dense_ridge_over_tokens(ki
     result = transport(*folders, data=texts, method="carry", options=options, batches=1)
     result.save(tmp_path / "out")
     head = load_file(tmp_path / "out" / "head.safetensors")
-    from transship.verbs.transport.calibrate import draw
+    from transship.verbs.transport.rows import draw
 
     x, y = states_and_outputs(target, tuned, folders[0], draw(texts, batches=1).head)
     centred = x - x.mean(0)
@@ -147,7 +147,7 @@ def test_a_tagger_does_not_fit_a_head_that_reads_whole_texts(kit, tmp_path):
 def test_values_are_carried_to_a_bare_encoder_by_the_dense_ridge_over_pooled_states(kit, tmp_path):
     from transformers import AutoTokenizer
 
-    from transship.verbs.transport.calibrate import draw
+    from transship.verbs.transport.rows import draw
 
     source, target = bert("Model", 32, kit, seed=1), bert("Model", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForSequenceClassification", 32, kit, seed=2, classes=1), kit)

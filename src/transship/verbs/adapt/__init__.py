@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from transship.doors import door
 
 if TYPE_CHECKING:
-    from transship.verbs.adapt.adapted import Adapted
-    from transship.verbs.adapt.artifact import load_adapted, read_document
-    from transship.verbs.adapt.estimator import Recraft
+    from transship.verbs.adapt import api
+    from transship.verbs.adapt.adapted import Adapted, read_document
+    from transship.verbs.adapt.estimator import Recraft, load_adapted
+    from transship.verbs.adapt.model.source import SourceSide
     from transship.verbs.adapt.settings import Settings
-    from transship.verbs.adapt.source.model import Source
 else:
     __getattr__, __dir__ = door(__name__)
 
@@ -22,7 +22,8 @@ __all__ = [
     "Adapted",
     "Recraft",
     "Settings",
-    "Source",
+    "SourceSide",
+    "api",
     "load_adapted",
     "read_document",
 ]

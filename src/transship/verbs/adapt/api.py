@@ -1,114 +1,163 @@
-"""The verb's steps as functions: what the command line calls, and nothing of its own."""
+"""The verb's steps as functions: what the command line calls."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
+from torch import Tensor
 
 from transship import parallel
 from transship.atomic import atomic_file, check_target
+from transship.checkpoints.footprint import Footprint
+from transship.data import find_model
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
+from transship.progress import Progress
 from transship.registry import build_method
-from transship.verbs.adapt.adapted import Adapted
-from transship.verbs.adapt.artifact import load_adapted, saved_kind
-from transship.verbs.adapt.estimator import Recraft
-from transship.verbs.adapt.memory import bounding_bytes, fitting_bytes, predicting_bytes
-from transship.verbs.adapt.rows.reading import Rows, read_rows, read_validation
-from transship.verbs.adapt.settings import COMMAND
-from transship.verbs.adapt.train.learner import FORWARD_BATCH
-from transship.verbs.adapt.train.protocol import AdaptMethod
+from transship.report import Page
+from transship.types import Array
+from transship.verbs.adapt.adapted import (
+    BASE,
+    SOURCE,
+    WEIGHTS,
+    Adapted,
+    read_adapted,
+    read_document,
+    save_adapted,
+)
+from transship.verbs.adapt.bound import MOST_POINTS, Bound, measure_bound
+from transship.verbs.adapt.fit import adapt
+from transship.verbs.adapt.model.embedder import Shape
+from transship.verbs.adapt.model.network import FORWARD_ROWS
+from transship.verbs.adapt.raw.models import FEATURE_ROWS
+from transship.verbs.adapt.result import bound_page, fit_page, prediction_page
+from transship.verbs.adapt.rows.reading import Examples, read_rows, read_validation
+from transship.verbs.adapt.settings import CommandSettings
+from transship.verbs.adapt.train.learner import AdaptMethod
 
-Array = np.ndarray[Any, Any]
+# random convolutions give about 10,000 features of a row; the baselines hold them in float64, with copies
+_BASELINE = 3 * 8 * 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
-    """A model that was fitted and written; `main` is False in the other processes of a launch."""
+class FitResult:
+    """A model that was fitted and written.
 
-    model: Recraft
+    Attributes:
+        adapted: the model.
+        folder: where it is.
+        settings: that it was fitted with.
+        train: the rows that were given to learn from.
+        held: inputs and targets of those that it chose by.
+        main: False in the other processes of a launch, which write nothing.
+        sensitivity: (ω, validation metric) of other fits.
+        path: name, gap and validation metric of fits that break stage 1 off.
+        clouds: pooled features after stage 2 of these fits, by name.
+    """
+
+    adapted: Adapted
     folder: Path
-    train: Rows
+    settings: CommandSettings
+    train: Examples
+    held: tuple[Array, Array]
     main: bool = True
+    sensitivity: Sequence[tuple[float, float]] = ()
+    path: Sequence[Mapping[str, Any]] = ()
+    clouds: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def summary(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
-        about = self.model.adapted_.about
-        names = (
-            "backbone",
-            "task",
-            "method",
-            "metric",
-            "rows",
-            "validation",
-            "baselines",
-            "advice",
-            "notes",
-            "data",
-        )
-        return (
-            {"model": str(self.folder)}
-            | {name: about.get(name) for name in names}
-            | {
-                "stage1": about["stage1"],
-                "history": about["history"],
-                "seconds": dict(self.model.seconds_),
-            }
+    def page(self, command: str = "", *, pictures: bool = True) -> Page:
+        """Return the page, with the bound on the validation rows where it has a source and classes."""
+        adapted, bound = self.adapted, None
+        if pictures and adapted.source is not None and adapted.targets.classes is not None:
+            bound = measure_bound(adapted, *self.held, seed=self.settings.seed)
+        return fit_page(
+            adapted,
+            folder=self.folder,
+            command=command,
+            sensitivity=self.sensitivity,
+            path=self.path,
+            clouds=self.clouds,
+            bound=bound,
+            pictures=pictures,
         )
 
 
 def fit(
     reference: Any,
     folder: str | Path,
+    settings: CommandSettings,
     *,
     column: str | None = None,
     label: str | None = None,
-    validation: str | float = 0.2,
-    compare: bool = True,
     force: bool = False,
-    seen: Any = None,
+    seen: Progress | None = None,
     tell: Callable[[str], None] = lambda line: None,
     memory: MemoryBudget | None = None,
-    **parameters: Any,
-) -> Fitted:
+) -> FitResult:
     """Fit on a data set and write the model; what `memory` does not hold is refused before it begins.
 
     Of a data set with splits only `train` is learned from, and `validation`, where there is one, is what it
-    chooses by; a test split is never read. Of other data named by `validation` likewise: its `validation`
-    split, or all rows where it has no splits. With `compare` the raw baselines come first, and unless told
-    otherwise the network stands on the best of them (`base`), and validation may choose that one alone: on
-    few rows random convolutions erred less than every adapted body that was measured.
+    chooses by; a test split is never read. The same holds for other data that `settings.validation` names:
+    its `validation` split, or all rows where it has no splits. With `settings.compare` the raw baselines come
+    first, and unless told otherwise the network stands on the best of them, and validation may choose that
+    one alone: on few rows random convolutions erred less than every adapted body that was measured.
     """
     target = check_target(folder, force=force)
-    columns: Any = {"kind": str(parameters.get("kind", "auto")), "column": column, "label": label}
-    rows, found = read_rows(reference, **columns)
-    held: Any = validation
-    if found.splits is not None:
+    columns: Any = {"kind": settings.kind, "column": column, "label": label}
+    rows, dataset = read_rows(reference, **columns)
+    held: Any = settings.validation
+    if dataset.splits is not None:
         rows, _ = read_rows(reference, **columns, split="train")
-    if isinstance(validation, str):
-        other = read_validation(validation, rows, **columns)
+    if isinstance(held, str):
+        other = read_validation(held, rows, **columns)
         held = (other.inputs, other.targets)
-    elif "validation" in found.split_sizes:
+    elif "validation" in dataset.split_sizes:
         other, _ = read_rows(reference, **columns, split="validation")
         held = (other.inputs, other.targets)
-    if compare and parameters.get("predictor", "linear") == "linear":
-        parameters = {**COMMAND, **parameters}
+    work = target.parent / f".{target.name}.work"
+    settings = replace(settings, validation=held, work=work)
+    if settings.base == "auto" and not (settings.compare and settings.predictor == "linear"):
+        settings = replace(settings, base="none")
     if memory is not None and memory.limit is not None:
         instead = "pass a smaller --batch-size with --accumulation"
-        memory.require(fitting_bytes(rows.inputs, parameters), f"adapting {parameters['backbone']}", instead)
-    work = target.parent / f".{target.name}.work"
-    model = Recraft(validation=held, work=work, **parameters)
-    model.fit(rows.inputs, rows.targets, compare=compare, seen=seen, tell=tell)
-    if not parallel.is_main():  # of several processes, one writes
-        return Fitted(model, Path(folder), rows, main=False)
-    model.save(folder, force=force)
-    if work.is_dir() and not any(work.iterdir()):
-        work.rmdir()
-    return Fitted(model, Path(folder), rows)
+        memory.require(_fitting_bytes(rows.inputs, settings), f"adapting {settings.backbone}", instead)
+    adapted, split = adapt(
+        rows.inputs, rows.targets, settings, compare=settings.compare, seen=seen, tell=tell
+    )
+    main = parallel.is_main()  # of several processes, one writes
+    if main:
+        save_adapted(adapted, folder, force=force)
+        if work.is_dir() and not any(work.iterdir()):
+            work.rmdir()
+    chosen_by = (split.held_inputs, split.held_targets)
+    return FitResult(adapted, Path(folder), settings, rows, chosen_by, main)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says of rows.
+
+    Attributes:
+        values: predictions in the user's own values.
+        metrics: on these rows, where they have targets.
+        rows: what was read.
+        out: the file with them, or None.
+    """
+
+    values: Array
+    metrics: Mapping[str, float]
+    rows: Examples
+    out: Path | None
+
+    def page(self) -> Page:
+        """Return what `transship adapt predict` says."""
+        return prediction_page(self.values, list(self.rows.ids), self.metrics, self.out)
 
 
 def predict(
@@ -118,35 +167,31 @@ def predict(
     column: str | None = None,
     label: str | None = None,
     split: str | None = None,
-    out: str | Path | None = None,
+    out: Path | None = None,
     force: bool = False,
     memory: MemoryBudget | None = None,
-) -> tuple[Array, dict[str, float], Rows]:
-    """Return predictions for a data set, its metrics where it has targets, and the rows.
+) -> Predictions:
+    """Return predictions for a data set, with metrics where it has targets, and write them if asked.
 
-    Write them if asked. `memory` decides how many rows run at once.
+    `memory` decides how many rows run at once.
     """
     if out is not None:
         check_target(out, force=force)
-        _check_suffix(Path(out))
-    kind = saved_kind(folder)
+        _check_suffix(out)
+    kind = _kind_of(Path(folder))
     rows, _ = read_rows(reference, kind=kind, column=column, label=label, split=split, needs_targets=False)
-    batch = FORWARD_BATCH
-    if memory is not None and memory.limit is not None:
-        fixed, each = predicting_bytes(folder, rows.inputs)
-        batch = memory.rows(each, fixed=fixed, most=batch, what=f"predicting {len(rows.inputs):,} rows")
-    adapted = load_adapted(folder).adapted_
+    adapted = _read(folder, rows, memory, _predicting_bytes, f"predicting {len(rows.inputs):,} rows")
+    targets = adapted.targets
     if out is not None:
-        _check_table(Path(out), adapted)
-    # targets that do not fit are said before the rows run
-    wanted = None if rows.targets is None else adapted.targets.truth(rows.targets)
-    adapted.forward_rows = batch
+        check_table(out, targets.shape)
+    if rows.targets is not None:
+        targets.truth(rows.targets)  # targets that do not fit are said before the rows run
     outputs = adapted.outputs(rows.inputs)
-    made = adapted.targets.decode(outputs)
-    metrics = adapted.measured(outputs, rows.targets) if wanted is not None else {}
+    predicted = targets.decode(outputs)
+    metrics = adapted.measured(outputs, rows.targets) if rows.targets is not None else {}
     if out is not None:
-        _write(Path(out), rows, made, adapted, outputs, force)
-    return made, metrics, rows
+        _write(out, rows, predicted, adapted, outputs, force)
+    return Predictions(predicted, metrics, rows, out)
 
 
 def bound(
@@ -158,31 +203,23 @@ def bound(
     split: str | None = None,
     seed: int = 0,
     memory: MemoryBudget | None = None,
-) -> Any:
+) -> Bound:
     """Return the terms of Theorem 7 on a data set that did not train; `memory` as in `predict`."""
-    from transship.verbs.adapt.bound.terms import measure_bound
-
-    rows, _ = read_rows(reference, kind=saved_kind(folder), column=column, label=label, split=split)
-    batch = FORWARD_BATCH
-    if memory is not None and memory.limit is not None:
-        fixed, each = bounding_bytes(folder, rows.inputs)
-        batch = memory.rows(each, fixed=fixed, most=batch, what="measuring the bound")
-    model = load_adapted(folder)
-    model.adapted_.forward_rows = batch
-    return measure_bound(model, rows.inputs, rows.targets, seed=seed)
+    rows, _ = read_rows(reference, kind=_kind_of(Path(folder)), column=column, label=label, split=split)
+    adapted = _read(folder, rows, memory, _bounding_bytes, "measuring the bound")
+    return measure_bound(adapted, rows.inputs, rows.targets, seed=seed)
 
 
-def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
+def read_omegas(text: str, settings: CommandSettings) -> list[float]:
     """Return the ω of `--sensitivity`; refuse what is none, and methods in which ω decides nothing."""
-    name = str(parameters.get("method", "recraft"))
-    method: AdaptMethod = build_method("adapt", name, parameters.get("method_options"))
-    if not method.uses_omega and parameters.get("predictor", "linear") != "transport":
+    method: AdaptMethod = build_method("adapt", settings.method, settings.method_options)
+    if not method.uses_omega and settings.predictor != "transport":
         raise OptionError(
-            f"ω decides nothing in {name}: every fit would be the same",
+            f"ω decides nothing in {settings.method}: every fit would be the same",
             where="--sensitivity",
             fix="leave it out, or choose the method recraft",
         )
-    found = []
+    omegas = []
     for part in text.split(","):
         try:
             value = float(part)
@@ -192,110 +229,113 @@ def read_omegas(text: str, parameters: Mapping[str, Any]) -> list[float]:
             raise OptionError(
                 f"'{part}' is no ω", where="--sensitivity", fix="give numbers above 0, such as 0.1,0.3,1"
             )
-        found.append(value)
-    return found
+        omegas.append(value)
+    return omegas
 
 
-def sensitivity(fitted: Fitted, omegas: Sequence[float], *, seen: Any = None) -> list[tuple[float, float]]:
-    """Fit again with each ω; return (ω, validation metric) pairs, Fig. 6."""
+def sensitivity(result: FitResult, omegas: Sequence[float], *, seen: Progress | None = None) -> FitResult:
+    """Fit again with each ω; return the result with pairs (ω, validation metric), Fig. 6."""
     points = []
     for omega in omegas:
-        other = _refitted(fitted, seen, omega=float(omega))
-        points.append((float(omega), float(other.validation_[other.metric_])))
-    fitted.model.adapted_.about["sensitivity"] = [list(point) for point in points]
-    return points
+        about = _refitted(result, seen, omega=float(omega)).about
+        points.append((float(omega), float(about["validation"][about["metric"]])))
+    return replace(result, sensitivity=points)
 
 
-def path(fitted: Fitted, points: int, *, seen: Any = None) -> list[dict[str, Any]]:
-    """Fit again with stage 1 broken off at so many places, from none of it to all: Figs. 2 and 3.
-
-    Each fit runs the whole of stage 2 without a raw model under it, as the paper has it; the first one is
-    naive fine-tuning. Return for each place the semantic gap ω·W₁ + FLD there, and the validation metric in
-    the end.
-    """
-    found, clouds = [], {}
-    for options, name in broken_off(fitted.model.method, fitted.model.method_options, points):
-        other = _refitted(fitted, seen, method_options=options, base="none")
-        row, metric = other.stage1_[-1], other.metric_
-        assert other.source_ is not None
-        gap = other.source_.omega * row["w1"] + row["fld"]
-        found.append({"name": name, "gap": gap, "validation": float(other.validation_[metric])})
-        clouds[name] = other.adapted_.snapshots["stage 2"]
-    fitted.model.adapted_.about["path"] = found
-    fitted.model.adapted_.path_clouds = clouds
-    return found
-
-
-def broken_off(name: str, options: Mapping[str, Any] | None, points: int) -> list[tuple[dict[str, Any], str]]:
-    """Return options of the method with stage 1 broken off at so many places, each with its name.
-
-    Draws depend on the step and not on how many there are, so that a shorter stage 1 is the beginning of the
-    longer one.
-    """
-    method: Any = build_method("adapt", name, options)
-    if name not in ("recraft", "fa"):
+def broken_off(settings: CommandSettings, points: int) -> Sequence[tuple[dict[str, Any], str]]:
+    """Return options of the method with stage 1 broken off at so many places, each with its name."""
+    method: AdaptMethod = build_method("adapt", settings.method, settings.method_options)
+    if not method.path(2):
         raise OptionError(
-            f"{name} has no path of FA and FLD", where="--path", fix="leave it out, or choose recraft or fa"
+            f"{settings.method} has no path of FA and FLD",
+            where="--path",
+            fix="leave it out, or choose recraft or fa",
         )
     if points < 2:
         raise OptionError(f"it is {points}", where="--path", fix="give 2 or more")
-    first, second = method.fa_steps, getattr(method, "fld_steps", 0)
-    places = {round(place) for place in np.linspace(0, first + second, points)}
-    if second and getattr(method, "objective_order", "") == "sequence":
-        places.add(first)  # where FA ends and FLD begins
-    made = []
-    for place in sorted(places):
-        steps = {"fa_steps": min(place, first)}
-        if name == "recraft":
-            steps |= {"fld_steps": place - steps["fa_steps"], "select": False}
-        made.append(({**(options or {}), **steps}, _place_name(place, first, second)))
-    return made
+    return [({**(settings.method_options or {}), **steps}, name) for steps, name in method.path(points)]
 
 
-def _place_name(place: int, first: int, second: int) -> str:
-    if place == 0:
-        return "no stage 1: NFT"
-    if place == first + second:
-        return "all of stage 1"
-    return "FA" if place == first else f"{place} steps of stage 1"
+def path(result: FitResult, points: int, *, seen: Progress | None = None) -> FitResult:
+    """Fit again with stage 1 broken off at so many places, from none of it to all: Figs. 2 and 3.
+
+    Each fit runs the whole of stage 2 without a raw model under it, as the paper has it; the first one is
+    naive fine-tuning. The result has for each place the semantic gap ω·W₁ + FLD there, and the validation
+    metric in the end.
+    """
+    stops, clouds = [], {}
+    for options, name in broken_off(result.settings, points):
+        other = _refitted(result, seen, method_options=options, base="none")
+        about, row = other.about, other.about["stage1"][-1]
+        assert other.source is not None
+        gap = other.source.omega * row["w1"] + row["fld"]
+        validation = float(about["validation"][about["metric"]])
+        stops.append({"name": name, "gap": gap, "validation": validation})
+        clouds[name] = other.snapshots["stage 2"]
+    return replace(result, path=stops, clouds=clouds)
 
 
-def _refitted(fitted: Fitted, seen: Any, **changes: Any) -> Recraft:
+def _refitted(result: FitResult, seen: Progress | None, **changes: Any) -> Adapted:
     """Return the same fit with other parameters."""
-    parameters = fitted.model.get_params() | {"work": None}
-    return Recraft(**parameters | changes).fit(fitted.train.inputs, fitted.train.targets, seen=seen)
+    settings = replace(result.settings, work=None, **changes)
+    adapted, _ = adapt(result.train.inputs, result.train.targets, settings, seen=seen)
+    return adapted
 
 
-def write_report(fitted: Fitted, path: str | Path, command: str = "", *, force: bool = False) -> Path:
-    """Write the page of a fit, with the bound on its validation rows where it has a source and classes."""
-    from transship.report import html
-    from transship.verbs.adapt.bound.terms import measure_bound
-    from transship.verbs.adapt.result import fit_page
+def _fitting_bytes(inputs: Array, settings: CommandSettings) -> int:
+    """Return the bytes that a fit takes beside the interpreter, from above.
 
-    model = fitted.model
-    if model.source_ is not None and model.task_ == "classification":
-        held = model.validation
-        index = model.validation_index_
-        rows, wanted = (
-            held if isinstance(held, tuple) else (fitted.train.inputs[index], _picked(fitted.train, index))
-        )
-        model.adapted_.bound = measure_bound(model, rows, wanted, seed=model.seed)
-    return html.write(fit_page(model.adapted_, command), path, force=force)
+    The rows as arrays and as tensors; the baselines' features; the weights as read, trained and kept at their
+    best; gradients, Adam's moments and the activations of one batch.
+    """
+    model = Footprint.of(str(find_model(str(settings.backbone))))
+    tokens = None if inputs.ndim == 4 else settings.tokens + 2
+    rows = 4 * inputs.astype(np.float32, copy=False).nbytes + len(inputs) * _BASELINE
+    return rows + 3 * model.weights + model.training(settings.batch_rows(len(inputs)), tokens)
 
 
-def bound_report(found: Any, model: str, path: str | Path, *, force: bool = False) -> Path:
-    """Write the page of `transship adapt bound`."""
-    from transship.report import Page, Section, html
-    from transship.verbs.adapt.result import bound_blocks
+def _predicting_bytes(place: Path, inputs: Array) -> tuple[int, int]:
+    """Return the bytes that predicting takes beside the interpreter, and those of each row that runs at once.
 
-    summary = f"{model}: target error {found.err_target:.3f} nats, bound {found.total:.3f}."
-    page = Page("The bound of an adapted model", summary, [Section("Bound", bound_blocks(found))])
-    return html.write(page, path, force=force)
+    The rows as arrays and as tensors; the files as bytes, as tensors and in the network; of the raw model
+    under it the features of some rows.
+    """
+    files = sum((place / name).stat().st_size for name in (WEIGHTS, BASE) if (place / name).exists())
+    features = FEATURE_ROWS * _BASELINE if (place / BASE).exists() else 0
+    tokens = Shape.from_dict(read_document(place)["embedder"]).tokens
+    return 4 * 4 * inputs.size + 3 * files + features, Footprint.of(str(place)).forward(1, tokens)
 
 
-def _picked(rows: Rows, index: Array) -> Array:
-    assert rows.targets is not None
-    return np.asarray(rows.targets[index])
+def _bounding_bytes(place: Path, inputs: Array) -> tuple[int, int]:
+    """Return the same for the bound: the pretrained body stands beside, and gradients flow back through it.
+
+    Distances between a thousand rows and as many items are held in float64, a few times over.
+    """
+    fixed, each = _predicting_bytes(place, inputs)
+    model = Footprint.of(str(place))
+    source = (place / SOURCE).stat().st_size if (place / SOURCE).exists() else 0
+    return fixed + 3 * source + 2 * model.weights + 8 * 8 * MOST_POINTS**2, model.layers * each
+
+
+def _read(
+    folder: str | Path,
+    rows: Examples,
+    memory: MemoryBudget | None,
+    needs: Callable[[Path, Array], tuple[int, int]],
+    what: str,
+) -> Adapted:
+    """Return the model that runs as many rows at once as there is memory for."""
+    batch = FORWARD_ROWS
+    if memory is not None and memory.limit is not None:
+        fixed, each = needs(Path(folder), rows.inputs)
+        batch = memory.rows(each, fixed=fixed, most=batch, what=what)
+    return replace(read_adapted(folder), forward_rows=batch)
+
+
+def _kind_of(folder: Path) -> str:
+    """Return the kind of data that a saved model reads; no weights are read."""
+    inputs = read_document(folder)["inputs"]
+    return "tabular" if inputs["tabular"] else str(inputs["kind"])
 
 
 def _check_suffix(out: Path) -> None:
@@ -307,52 +347,42 @@ def _check_suffix(out: Path) -> None:
         )
 
 
-def _check_table(out: Path, adapted: Adapted) -> None:
-    if len(adapted.targets.shape) > 1 and out.suffix.lower() != ".npy":
+def check_table(out: Path, shape: tuple[int, ...]) -> None:
+    """Refuse a table for predictions of that shape, if they have more than one axis each."""
+    if len(shape) > 1 and out.suffix.lower() != ".npy":
         raise OptionError("fields do not fit a table", where=str(out), fix="name a .npy file")
 
 
-def _write(out: Path, rows: Rows, made: Array, adapted: Adapted, outputs: Array, force: bool) -> None:
-    suffix = out.suffix.lower()
+def _write(
+    out: Path, rows: Examples, predicted: Array, adapted: Adapted, outputs: Array, force: bool
+) -> None:
+    suffix, targets = out.suffix.lower(), adapted.targets
     with atomic_file(out, force=force) as draft:
         if suffix == ".npy":
-            np.save(draft, made, allow_pickle=False)
+            np.save(draft, predicted, allow_pickle=False)
             return
-        import pyarrow
-        import pyarrow.csv
-        import pyarrow.parquet
-
-        columns: dict[str, Any] = {"id": [str(one) for one in rows.ids]}
-        if made.ndim == 1:
-            columns["prediction"] = made.tolist()
+        columns: dict[str, Any] = {"id": list(map(str, rows.ids))}
+        if predicted.ndim == 1:
+            columns["prediction"] = predicted.tolist()
         else:
-            columns |= {f"prediction_{number}": made[:, number].tolist() for number in range(made.shape[1])}
-        if adapted.targets.task == "classification":
-            classes, scores = adapted.targets.classes, adapted.targets.scores(outputs)
-            assert classes is not None
-            assert scores is not None
-            columns |= {f"p_{name}": scores[:, place].tolist() for place, name in enumerate(classes)}
+            columns |= {f"prediction_{place}": column.tolist() for place, column in enumerate(predicted.T)}
+        scores = targets.scores(outputs)
+        if targets.classes is not None and scores is not None:
+            columns |= {f"p_{name}": scores[:, place].tolist() for place, name in enumerate(targets.classes)}
         table = pyarrow.table(columns)
         (pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table)(table, str(draft))
 
 
-def as_json(value: Any) -> Any:
-    """Return plain data for `--json`."""
-    return json.loads(json.dumps(value, default=lambda one: one.item() if hasattr(one, "item") else str(one)))
-
-
 __all__ = [
-    "Fitted",
-    "Rows",
-    "as_json",
+    "FitResult",
+    "Predictions",
     "bound",
-    "bound_report",
+    "bound_page",
     "broken_off",
+    "check_table",
     "fit",
     "path",
     "predict",
     "read_omegas",
-    "read_rows",
     "sensitivity",
-    "write_report",
 ]

@@ -1,35 +1,55 @@
-"""A fit from raw rows to an adapted model: check, open the source, stage 1, stage 2."""
+"""A fit from raw rows to an adapted model, in three steps: plan, prepare, apply."""
 
 import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
+from transship import parallel
 from transship.errors import TransshipWarning
-from transship.progress import Bars, Progress
-from transship.verbs.adapt import parts
+from transship.numerics import derive_seed
+from transship.progress import Bars, Progress, quiet
 from transship.verbs.adapt.adapted import Adapted
-from transship.verbs.adapt.advice import advice
-from transship.verbs.adapt.model.heads import HeadShape, Predictor, silence
-from transship.verbs.adapt.plan import Problem
-from transship.verbs.adapt.rows.splitting import Split
+from transship.verbs.adapt.model.backbone import Backbone
+from transship.verbs.adapt.model.embedder import Shape
+from transship.verbs.adapt.model.network import AdaptedNetwork, HeadShape, new_embedder, silence
+from transship.verbs.adapt.model.source import SourceSide, open_source
+from transship.verbs.adapt.plan import AdaptPlan, make_plan
+from transship.verbs.adapt.raw.fit import RawResult, fit_base, raw_baselines
+from transship.verbs.adapt.raw.models import BaseModel
+from transship.verbs.adapt.rows.reading import Split
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.source.model import Source
-from transship.verbs.adapt.train.learner import Bench
-from transship.verbs.adapt.train.loop import Trainer
-from transship.verbs.adapt.train.measure import COLLAPSED
-from transship.verbs.adapt.train.session import Session
-from transship.verbs.adapt.train.stage_one import StageOne
-from transship.verbs.adapt.train.stage_two import Budget, StageTwo
+from transship.verbs.adapt.train.learner import AdaptMethod, Learner, LearningRows
+from transship.verbs.adapt.train.loop import Checkpoints, Runtime
+from transship.verbs.adapt.train.stages import COLLAPSED, Budget, stage_one, stage_two
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptPrepared:
+    """What is computed before anything is trained.
+
+    Attributes:
+        train: the rows to train on, with the base's outputs where there is a base.
+        held: those held out.
+        raw: the raw baselines on the rows held out, best first; empty when nobody asked.
+        base: the raw model that the network corrects, or None.
+        source: the source's features and head; None for methods that need none.
+        seconds: CPU seconds by what took them.
+    """
+
+    train: LearningRows
+    held: LearningRows
+    raw: tuple[RawResult, ...]
+    base: BaseModel | None
+    source: SourceSide | None
+    seconds: Mapping[str, float]
 
 
 def adapt(
@@ -38,7 +58,7 @@ def adapt(
     settings: Settings,
     *,
     compare: bool = False,
-    seen: Any = None,
+    seen: Progress | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[Adapted, Split]:
     """Fit on raw rows; everything that can be wrong with them is said before anything is trained.
@@ -46,194 +66,232 @@ def adapt(
     `compare` runs the raw baselines on the validation rows first; `seen` takes (what, done, total) as the
     work goes on, `tell` lines for the user.
     """
-    problem = Problem.read(X, y, settings)
-    found = parts.opened(problem)
-    problem = problem.on_base(compare=compare)
-    for one in problem.raw:
-        metric = problem.metric.name
-        tell(f"raw baseline {one.name}: validation {metric} {one.validation:.4f} in {one.seconds:.1f} s")
-    fit = _Fit(problem, found, _watcher(settings, seen))
-    fit.stage_one()
-    fit.stage_two()
-    return fit.finish(), problem.split
+    plan, watch = make_plan(X, y, settings), _watcher(settings, seen)
+    prepared = prepare(plan, compare=compare, watch=watch, tell=tell)
+    return apply(plan, prepared, watch), plan.split
 
 
-class _Fit:
-    """One fit: what it is made of, and how far it is."""
-
-    def __init__(self, problem: Problem, found: parts.Opened, watch: Progress) -> None:
-        self.problem, self.seconds = problem, dict[str, float]()
-        self.phases = [phase for phase in problem.method.phases() if phase.steps]
-        settings, method = problem.settings, problem.method
-        self.backbone, backbone, self.shape = found.backbone, found.backbone, found.shape
-        with self._timed("proxy"):
-            source = parts.source_of(settings, found, watch)
-        accelerator = parts.accelerator_of(settings)
-        # label transport begins where stage 1 ends, so stage 1 has a linear head
-        head_shape = self._head_shape("pooled" if settings.predictor == "pooled" else "linear", source)
-        network = parts.network_of(backbone, self.shape, head_shape, method, settings.seed)
-        network.embedder.look_at(problem.train.inputs)
-        network.to(accelerator.device)
-        if problem.base is not None:
-            silence(network.head)
-        self.bench = _bench(problem, network, backbone, source, accelerator.device)
-        work = None if settings.work is None else Path(settings.work)
-        self.session = Session(work, self._key(), every=settings.checkpoint_seconds)
-        self.trainer = Trainer(self.bench, accelerator, self.session, watch=watch)
-        self.budget = _budget(settings, len(problem.train))
-        self.adapted = Adapted(
-            problem.inputs,
-            problem.targets,
-            network,
-            head_shape,
-            source,
-            {"metric": problem.metric.name},
-            backbone=backbone,
-            base=problem.base,
+def prepare(
+    plan: AdaptPlan,
+    *,
+    compare: bool = False,
+    watch: Progress = quiet,
+    tell: Callable[[str], None] = lambda line: None,
+) -> AdaptPrepared:
+    """Return the raw models and the source's side, which is kept on disk."""
+    settings, targets, train, held = plan.settings, plan.targets, plan.train, plan.held
+    plain, plain_held = train.inputs.numpy(), held.inputs.numpy()
+    truth, name = targets.truth(plan.split.targets), settings.base
+    options: Any = {"seed": settings.seed, "tokens": plan.inputs.kind == "tokens"}
+    raw: list[RawResult] = []
+    if name == "auto" or compare:
+        raw = raw_baselines(
+            plain,
+            truth,
+            plain_held,
+            plan.held_truth,
+            task=targets.task,
+            metric=plan.metric,
+            **options,
         )
-
-    def stage_one(self) -> None:
-        """Train φ by the method's phases."""
-        with self._timed("stage1"):
-            StageOne(self.trainer, log_every=self.problem.settings.log_every).run(self.phases)
-
-    def stage_two(self) -> None:
-        """Train what the method trains on the targets, under the head of the settings."""
-        problem, network = self.problem, self.bench.network
-        settings = problem.settings
-        head = None
-        if settings.predictor == "transport":
-            self.adapted.head_shape = self._head_shape("transport", self.bench.source)
-            head = parts.head_of(self.adapted.head_shape, settings.seed)
-        stage = StageTwo(
-            self.trainer,
-            problem.method,
-            self.budget,
-            _Judge(self.adapted, problem.held_truth),
-            head,
-            number=len(self.phases),
-            frozen=settings.freeze_embedder,
-        )
-        with self._timed("stage2"):
-            stage.run()
-        for parameter in network.parameters():
-            parameter.requires_grad_(False)
-        if self.bench.source is not None:
-            self.trainer.snapshot("stage 2")
-
-    def finish(self) -> Adapted:
-        """Measure on the rows held out, and return the model with all that is known of it."""
-        ledger = self.trainer.ledger
-        notes = [*ledger.notes, *_collapse(ledger.log)]
-        for note in notes:
-            warnings.warn(note, TransshipWarning, stacklevel=3)
-        adapted, problem = self.adapted, self.problem
-        adapted.seconds, adapted.snapshots = self.seconds, ledger.snapshots
-        validation = adapted.evaluate(problem.split.held_inputs, problem.split.held_targets)
-        raw = [
-            {"name": one.name, "validation": one.validation, "seconds": one.seconds} for one in problem.raw
-        ]
-        metric, method = problem.metric.name, problem.settings.method
-        adapted.about = self._about(notes) | {
-            "validation": validation,
-            "baselines": raw,
-            "advice": advice(validation[metric], len(problem.held), metric, raw, method),
-        }
-        self.session.clear()
-        return adapted
-
-    def _head_shape(self, predictor: Predictor, source: Source | None) -> HeadShape:
-        return parts.head_shape_of(self.problem, predictor, self.backbone, self.shape, source)
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        started = time.process_time()
-        yield
-        self.seconds[what] = time.process_time() - started
-
-    def _key(self) -> str:
-        recorded = {
-            "settings": self.problem.settings.recorded(),
-            "data": self.problem.data_hash,
-            "backbone": self.backbone.fingerprint,
-        }
-        return hashlib.sha256(json.dumps(recorded, sort_keys=True).encode()).hexdigest()
-
-    def _about(self, notes: list[str]) -> dict[str, Any]:
-        problem, settings, ledger = self.problem, self.problem.settings, self.trainer.ledger
-        return {
-            "metric": problem.metric.name,
-            "loss": problem.loss.name,
-            "task": problem.targets.task,
-            "backbone": self.backbone.name,
-            "backbone_hash": self.backbone.fingerprint,
-            "method": settings.method,
-            "settings": settings.recorded(),
-            "budget": vars(self.budget),
-            "rows": {"train": len(problem.split.inputs), "validation": len(problem.split.held_inputs)},
-            "data": problem.data_hash,
-            "stage1": ledger.log,
-            "history": ledger.history,
-            "notes": notes,
-            "seed": settings.seed,
-        }
+    chosen = raw[0].name if name == "auto" else name
+    base: BaseModel | None = None
+    if chosen not in ("none", "constant"):  # of constant: nothing that is linear in the raw values helps
+        fitted = next((result.model for result in raw if result.name == chosen), None)
+        base, offsets = fit_base(chosen, plain, truth, targets, fitted=fitted, **options)
+        train = replace(train, base=torch.from_numpy(offsets))
+        held = replace(held, base=torch.from_numpy(base.outputs(plain_held)))
+    for result in raw:
+        figure = f"validation {plan.metric.name} {result.validation:.4f}"
+        tell(f"raw baseline {result.name}: {figure} in {result.seconds:.1f} s")
+    start = time.process_time()
+    source = _source(plan, watch)
+    return AdaptPrepared(train, held, tuple(raw), base, source, {"proxy": time.process_time() - start})
 
 
-@dataclass(frozen=True, eq=False)
-class _Judge:
-    """The metric on the validation rows."""
+def _source(plan: AdaptPlan, watch: Progress) -> SourceSide | None:
+    if plan.proxy is None:
+        return None
+    settings = plan.settings
+    return open_source(
+        plan.backbone,
+        plan.proxy,
+        items=settings.proxy_items,
+        omega=settings.omega,
+        cache=None if settings.cache is None else Path(settings.cache),
+        watch=lambda done, total: watch("proxy", done, total),
+    )
 
-    adapted: Adapted
-    truth: Any
 
-    def score(self, outputs: Tensor) -> float:
-        return self.adapted.score(outputs.numpy(), self.truth)
-
-
-def _bench(problem: Problem, network: Any, backbone: Any, source: Any, device: Any) -> Bench:
-    targets = problem.targets
-    mean, std = (torch.from_numpy(part).to(device) for part in (targets.mean, targets.std))
-    return Bench(
-        network,
-        problem.train,
-        problem.held,
-        targets.code_count,
-        problem.loss,
-        (mean, std),
-        backbone,
+def apply(plan: AdaptPlan, prepared: AdaptPrepared, watch: Progress = quiet) -> Adapted:
+    """Train in two stages, from where a checkpoint stands; return the model with all that is known of it."""
+    settings, method, source = plan.settings, plan.method, prepared.source
+    accelerator = open_accelerator(settings)
+    head_shape = plan.head_shape()
+    learner = _learner(plan, prepared, head_shape, accelerator.device)
+    work = None if settings.work is None else Path(settings.work)
+    checkpoints = Checkpoints(work, _key(plan), every=settings.checkpoint_seconds)
+    state = checkpoints.resume()
+    runtime = Runtime(accelerator, checkpoints, watch)
+    phases = [phase for phase in method.phases() if phase.steps]
+    clock = [time.process_time()]
+    state = stage_one(runtime, learner, phases, state, log_every=settings.log_every)
+    clock.append(time.process_time())
+    if settings.predictor == "transport":
+        head_shape = plan.head_shape(classes=learner.known.classes)
+        head = _head(head_shape, settings.seed).to(learner.device)
+        learner = replace(learner, network=learner.network.with_head(head))
+    budget = _budget(settings, len(plan.train))
+    number, frozen = len(phases), settings.freeze_embedder
+    state = stage_two(
+        runtime,
+        learner,
+        method,
+        budget,
+        lambda outputs: plan.score(outputs.numpy()),
+        state,
+        number=number,
+        frozen=frozen,
+    )
+    clock.append(time.process_time())
+    learner.network.requires_grad_(False)
+    if source is not None:
+        state = state.with_snapshot(learner, "stage 2")
+    notes = [*state.notes, *_collapse(state.log)]
+    for note in notes:
+        warnings.warn(note, TransshipWarning, stacklevel=3)
+    adapted = Adapted(
+        plan.inputs,
+        plan.targets,
+        learner.network,
+        head_shape,
         source,
-        problem.settings.seed,
+        _about(plan, prepared, budget)
+        | {"stage1": list(state.log), "history": list(state.history), "notes": notes},
+        {**prepared.seconds, "stage1": clock[1] - clock[0], "stage2": clock[2] - clock[1]},
+        plan.backbone,
+        prepared.base,
+        state.snapshots,
+    )
+    checkpoints.clear()
+    return _judged(plan, adapted)
+
+
+def _judged(plan: AdaptPlan, adapted: Adapted) -> Adapted:
+    """Return the model with its figures on the rows held out, and the advice that they give."""
+    validation = adapted.evaluate(plan.split.held_inputs, plan.split.held_targets)
+    about, metric = adapted.about, plan.metric.name
+    said = advice(validation[metric], len(plan.held), metric, about["baselines"], plan.settings.method)
+    return replace(adapted, about={**about, "validation": validation, "advice": said})
+
+
+def _about(plan: AdaptPlan, prepared: AdaptPrepared, budget: Budget) -> dict[str, Any]:
+    settings, split = plan.settings, plan.split
+    raw = [
+        {"name": result.name, "validation": result.validation, "seconds": result.seconds}
+        for result in prepared.raw
+    ]
+    return {
+        "metric": plan.metric.name,
+        "loss": plan.loss.name,
+        "task": plan.targets.task,
+        "backbone": plan.backbone.name,
+        "backbone_hash": plan.backbone.fingerprint,
+        "method": settings.method,
+        "settings": settings.recorded(),
+        "budget": vars(budget),
+        "rows": {"train": len(split.inputs), "validation": len(split.held_inputs)},
+        "data": plan.data_hash,
+        "seed": settings.seed,
+        "baselines": raw,
+    }
+
+
+def _key(plan: AdaptPlan) -> str:
+    """Return what names a fit: its checkpoints are gone on from by the same one only."""
+    facts = {
+        "settings": plan.settings.recorded(),
+        "data": plan.data_hash,
+        "backbone": plan.backbone.fingerprint,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _learner(
+    plan: AdaptPlan, prepared: AdaptPrepared, head_shape: HeadShape, device: torch.device
+) -> Learner:
+    """Return the network as it starts, with its rows."""
+    network = new_network(plan.backbone, plan.shape, head_shape, plan.method, plan.settings.seed)
+    network.embedder.look_at(plan.train.inputs)
+    network.to(device)
+    if prepared.base is not None:
+        silence(network.head)
+    mean, std = (torch.from_numpy(part).to(device) for part in (plan.targets.mean, plan.targets.std))
+    return Learner(
+        network,
+        prepared.train,
+        prepared.held,
+        plan.targets.code_count,
+        plan.loss,
+        (mean, std),
+        plan.backbone,
+        prepared.source,
+        plan.settings.seed,
         device,
     )
 
 
-def batch_rows(asked: int | str, rows: int) -> int:
-    """Return the rows of a micro-batch: as asked, or by the number of rows."""
-    size = int(asked) if asked != "auto" else 16 if rows < 1500 else 32 if rows < 4000 else 64
-    return min(size, rows)
+def new_network(
+    backbone: Backbone, shape: Shape, head_shape: HeadShape, method: AdaptMethod, seed: int
+) -> AdaptedNetwork:
+    """Return φ, body and head as they start: pretrained where they can be, or all of them random."""
+    pretrained, drawn = method.pretrained, derive_seed(seed, "embedder")
+    embedder = new_embedder(shape, backbone.theta, drawn, pretrained=pretrained)
+    body = backbone.body() if pretrained else backbone.scratch_body(derive_seed(seed, "body"))
+    return AdaptedNetwork(embedder, body, _head(head_shape, seed))
+
+
+def _head(shape: HeadShape, seed: int) -> nn.Module:
+    """Return a head as it starts."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "head"))
+        return shape.build()
 
 
 def _budget(settings: Settings, rows: int) -> Budget:
-    size = batch_rows(settings.batch_size, rows)
-    epoch = max(1, rows // (size * settings.accumulation))
-    passes = settings.epochs
-    count = int(passes) if passes != "auto" else int(np.clip(round(400 / epoch), 8, 30))
     return Budget(
-        settings.steps or count * epoch,
-        size,
-        settings.accumulation,
-        settings.learning_rate,
-        settings.embedder_factor,
-        settings.weight_decay,
-        settings.warmup,
-        settings.clip,
-        settings.patience,
-        settings.select,
-        settings.lora_rank,
+        **settings.budget(rows),
+        accumulation=settings.accumulation,
+        rate=settings.learning_rate,
+        embedder_factor=settings.embedder_factor,
+        weight_decay=settings.weight_decay,
+        warmup=settings.warmup,
+        clip=settings.clip,
+        patience=settings.patience,
+        select=settings.select,
+        lora_rank=settings.lora_rank,
     )
 
 
-def _watcher(settings: Settings, seen: Any) -> Progress:
+def open_accelerator(settings: Settings) -> Any:
+    """Return accelerate's handle on the device, the precision and the other processes."""
+    # start-up: models that only predict need none
+    from accelerate import Accelerator, PartialState  # type: ignore[import-untyped]
+    from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+
+    parallel.join()
+    device = None if settings.device == "auto" else torch.device(settings.device)
+    # accelerate keeps one state per process, and a second fit may want another precision or device
+    AcceleratorState._reset_state(reset_partial_state=parallel.size() == 1)
+    # of several processes accelerate finds a CPU's only when told that there is nothing else
+    cpu = not torch.accelerator.is_available() if device is None else device.type == "cpu"
+    if device is not None and parallel.size() == 1:
+        PartialState(cpu=cpu).device = device  # it has no argument for one device of several
+    return Accelerator(cpu=cpu, mixed_precision=settings.precision)
+
+
+def _watcher(settings: Settings, seen: Progress | None) -> Progress:
+    """Return who is told of progress: bars on standard error where asked for, and `seen`."""
     bars: dict[str, Bars] = {}
 
     def watch(what: str, done: int, total: int) -> None:
@@ -248,7 +306,7 @@ def _watcher(settings: Settings, seen: Any) -> Progress:
     return watch
 
 
-def _collapse(log: list[dict[str, Any]]) -> list[str]:
+def _collapse(log: Sequence[Mapping[str, Any]]) -> list[str]:
     if log and log[-1]["spread"] < COLLAPSED:
         return [
             f"stage 1: target features spread only {log[-1]['spread']:.2f} times as far as the source's: "
@@ -257,4 +315,31 @@ def _collapse(log: list[dict[str, Any]]) -> list[str]:
     return []
 
 
-__all__ = ["adapt", "batch_rows"]
+def advice(validation: float, rows: int, metric: str, raw: Sequence[Mapping[str, Any]], method: str) -> str:
+    """Return one sentence: the adapted model, or a raw one that costs seconds, by the validation rows."""
+    if not raw:
+        return ""
+    best = min(raw, key=lambda row: row["validation"])
+    name, figure = best["name"], float(best["validation"])
+    noise = _noise(validation, figure, rows, metric)
+    figures = f"{metric} {validation:.4f} against {figure:.4f}"
+    shown = f"{figures} on {rows} validation rows"
+    if validation < figure - noise:
+        return f"use the adapted model ({method}): {shown} of the best raw baseline ({name})"
+    if validation > figure + noise:
+        return f"use the raw baseline {name}, not the adapted model ({method}): {shown}"
+    return (
+        f"{rows} validation rows show no difference between the adapted model ({method}) and the raw "
+        f"baseline {name}: {figures}; {name} is the cheaper one"
+    )
+
+
+def _noise(first: float, second: float, rows: int, metric: str) -> float:
+    """Return one standard error of a 0-1 error at these figures; other metrics are taken as they are."""
+    if metric != "error" or not rows:
+        return 0.0
+    middle = min(max((first + second) / 2, 0.5 / rows), 1 - 0.5 / rows)
+    return float((middle * (1 - middle) / rows) ** 0.5)
+
+
+__all__ = ["AdaptPrepared", "adapt", "advice", "apply", "new_network", "open_accelerator", "prepare"]

@@ -1,37 +1,35 @@
-"""What a fit is asked: the rows as the network takes them, how they are judged, and what raw models make of
-them.
-"""
+"""The plan of a fit: everything that is known before anything is computed. Wrong input dies here, by name."""
 
-import dataclasses
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from transship.data import Dataset
 from transship.errors import DataError, OptionError
 from transship.registry import build_method
-from transship.verbs.adapt.raw.base import Base, baselines, fit_base
-from transship.verbs.adapt.raw.baselines import RawResult
+from transship.types import Array
+from transship.verbs.adapt.model.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.embedder import Shape, shape_for
+from transship.verbs.adapt.model.network import HeadShape
+from transship.verbs.adapt.model.source import checked_proxy
 from transship.verbs.adapt.rows.inputs import Inputs
 from transship.verbs.adapt.rows.metrics import Metric, default_metric, find_metric
-from transship.verbs.adapt.rows.splitting import Split, split_rows
+from transship.verbs.adapt.rows.reading import Split, split_rows
 from transship.verbs.adapt.rows.targets import Targets
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.train.learner import Rows
+from transship.verbs.adapt.train.learner import AdaptMethod, LearningRows
 from transship.verbs.adapt.train.losses import RELATIVE, Loss, find_loss
-from transship.verbs.adapt.train.protocol import AdaptMethod
 
-Array = NDArray[Any]
 NOTHING = 1e-6  # of the mean size: targets so small count as zero
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """Rows and settings that were checked.
+class AdaptPlan:
+    """Rows, settings and models that were checked.
 
     Attributes:
         settings: of the fit.
@@ -41,10 +39,11 @@ class Problem:
         targets: how targets do, and outputs become predictions.
         metric: what validation chooses by.
         loss: of stage 2.
-        train: the rows to train on, as tensors, with the base's outputs where there is a base.
-        held: likewise those held out.
-        base: the raw model that the network corrects, or None.
-        raw: the raw baselines on the rows held out, best first; empty when nobody asked.
+        train: the rows to train on, as tensors.
+        held: those held out.
+        backbone: the pretrained model.
+        shape: how φ cuts these inputs into tokens.
+        proxy: the source's data, or None for methods that need none.
     """
 
     settings: Settings
@@ -54,37 +53,16 @@ class Problem:
     targets: Targets
     metric: Metric
     loss: Loss
-    train: Rows
-    held: Rows
-    base: Base | None = None
-    raw: tuple[RawResult, ...] = ()
-
-    @classmethod
-    def read(cls, X: Any, y: Any, settings: Settings) -> Self:  # noqa: N803
-        """Check rows and settings, before anything is opened or run."""
-        settings.checked()
-        method: AdaptMethod = build_method("adapt", settings.method, settings.method_options)
-        split = split_rows(X, y, settings)
-        inputs = Inputs.fit(split.inputs, kind=settings.kind, missing=settings.missing)
-        plane = len(inputs.size)
-        targets = Targets.fit(split.targets, task=settings.task, plane=plane, seed=settings.seed)
-        metric = (
-            find_metric(settings.metric, targets.task) if settings.metric else default_metric(targets.task)
-        )
-        loss = find_loss(settings.loss, targets.task)
-        _check_predictor(settings, targets, method)
-        train = _rows(inputs, targets, split.inputs, split.targets)
-        held = _rows(inputs, targets, split.held_inputs, split.held_targets)
-        made = cls(settings, method, split, inputs, targets, metric, loss, train, held)
-        made._check_metric()
-        made._check_loss()
-        return made
+    train: LearningRows
+    held: LearningRows
+    backbone: Backbone
+    shape: Shape
+    proxy: Dataset | None
 
     @cached_property
     def data_hash(self) -> str:
         """The rows' SHA-256, with their types and shapes."""
-        digest = hashlib.sha256(b"transship-adapt-1")
-        split = self.split
+        digest, split = hashlib.sha256(b"transship-adapt-1"), self.split
         for part in (split.inputs, split.targets, split.held_inputs, split.held_targets):
             array = np.ascontiguousarray(part)
             digest.update(f"{array.dtype} {array.shape}".encode())
@@ -96,63 +74,94 @@ class Problem:
         """Targets of the rows held out, as metrics take them."""
         return self.targets.truth(self.split.held_targets)
 
-    def _check_metric(self) -> None:
-        """Refuse validation rows on which the metric has no value, whatever is predicted for them."""
-        truth, scores = self.held_truth, None
-        if self.targets.classes is not None:
-            scores = np.full((len(truth), len(self.targets.classes)), 1.0 / len(self.targets.classes))
-        elif self.targets.task == "multilabel":
-            scores = np.full(truth.shape, 0.5)
-        try:
-            self.metric(truth, truth, scores)
-        except DataError as error:
-            raise DataError(
-                f"{self.metric.name} is undefined on the {len(truth)} validation rows ({error.what})",
-                where="validation",
-                fix="choose another metric, or other validation rows",
-            ) from error
+    def score(self, outputs: Array) -> float:
+        """Return the metric of outputs for the rows held out; the smaller the better."""
+        targets = self.targets
+        return float(self.metric(self.held_truth, targets.prediction(outputs), targets.scores(outputs)))
 
-    def _check_loss(self) -> None:
-        """Refuse training targets that a relative loss would divide by nothing."""
-        if self.loss.name not in RELATIVE:
-            return
-        truth = self.targets.truth(self.split.targets)
-        sizes = np.linalg.norm(truth.reshape(len(truth), -1), axis=1)
-        zero = sizes <= NOTHING * sizes.mean()
-        if zero.any():
-            rows = np.setdiff1d(np.arange(len(truth) + len(self.split.held_index)), self.split.held_index)
-            raise DataError(
-                f"target {int(rows[zero.argmax()]) + 1} is all zero ({int(zero.sum())} such rows to train "
-                f"on), and {self.loss.name} divides by its size",
-                where="y",
-                fix="choose the loss mse, or leave such rows out",
-            )
+    def head_shape(self, *, classes: int = 0) -> HeadShape:
+        """Return what the head is built from: of label transport where `classes` of the source are given.
 
-    def on_base(self, *, compare: bool) -> Self:
-        """Return the problem with the baselines that were tried, and the base's outputs beside the rows."""
-        name = self.settings.base
-        if name == "none" and not compare:
-            return self
-        truth = self.targets.truth(self.split.targets)
-        plain, plain_held = self.train.inputs.numpy(), self.held.inputs.numpy()
-        options: Any = {"seed": self.settings.seed, "tokens": self.inputs.kind == "tokens"}
-        found: list[RawResult] = []
-        if name == "auto" or compare:
-            found = baselines(
-                plain, truth, plain_held, self.held_truth, self.targets, self.metric.name, **options
-            )
-        tried = dataclasses.replace(self, raw=tuple(found))
-        if name == "auto":
-            name = found[0].name
-        if name in ("none", "constant"):  # of constant: nothing that is linear in the raw values helps
-            return tried
-        fitted = next((one.model for one in found if one.name == name), None)
-        base, offsets = fit_base(name, plain, truth, self.targets, fitted=fitted, **options)
-        return dataclasses.replace(
-            tried,
-            base=base,
-            train=dataclasses.replace(self.train, base=torch.from_numpy(offsets)),
-            held=dataclasses.replace(self.held, base=torch.from_numpy(base.outputs(plain_held))),
+        Label transport begins where stage 1 ends, so stage 1 has a linear head.
+        """
+        targets, grid = self.targets, self.shape.grid
+        for _ in range(len(getattr(self.backbone.loaded.config, "depths", None) or [0]) - 1):
+            grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # a Swin merges pairs of rows and columns
+        pooled = self.settings.predictor == "pooled"
+        return HeadShape(
+            "transport" if classes else "pooled" if pooled else "linear",
+            self.backbone.width_out,
+            targets.outputs,
+            targets.size,
+            grid,
+            self.shape.prefix,
+            classes,
+        )
+
+
+def make_plan(X: Any, y: Any, settings: Settings) -> AdaptPlan:  # noqa: N803
+    """Check rows and settings, and open what is missing last; nothing is computed yet."""
+    settings.checked()
+    method: AdaptMethod = build_method("adapt", settings.method, settings.method_options)
+    split = split_rows(X, y, settings)
+    inputs = Inputs.fit(split.inputs, kind=settings.kind, missing=settings.missing)
+    targets = Targets.fit(split.targets, task=settings.task, plane=len(inputs.size), seed=settings.seed)
+    metric = find_metric(settings.metric, targets.task) if settings.metric else default_metric(targets.task)
+    loss = find_loss(settings.loss, targets.task)
+    _check_predictor(settings, targets, method)
+    train, held = (
+        LearningRows(
+            torch.from_numpy(inputs.transform(values)),
+            torch.from_numpy(targets.encode(wanted)),
+            torch.from_numpy(targets.label_codes(wanted)),
+        )
+        for values, wanted in (
+            (split.inputs, split.targets),
+            (split.held_inputs, split.held_targets),
+        )
+    )
+    _check_metric(metric, targets, split)
+    _check_loss(loss, targets, split)
+    backbone = open_backbone(settings.backbone, trust_remote_code=settings.trust_remote_code)
+    options: Any = {"tokens": settings.tokens, "patch": settings.patch, "stem": settings.stem}
+    shape = shape_for(backbone.theta, inputs.size, inputs.channels, **options)
+    proxy = checked_proxy(settings.proxy, backbone) if method.needs_source else None
+    return AdaptPlan(
+        settings, method, split, inputs, targets, metric, loss, train, held, backbone, shape, proxy
+    )
+
+
+def _check_metric(metric: Metric, targets: Targets, split: Split) -> None:
+    """Refuse validation rows on which the metric has no value, whatever is predicted for them."""
+    truth, scores = targets.truth(split.held_targets), None
+    if targets.classes is not None:
+        scores = np.full((len(truth), len(targets.classes)), 1.0 / len(targets.classes))
+    elif targets.task == "multilabel":
+        scores = np.full(truth.shape, 0.5)
+    try:
+        metric(truth, truth, scores)
+    except DataError as error:
+        raise DataError(
+            f"{metric.name} is undefined on the {len(truth)} validation rows ({error.what})",
+            where="validation",
+            fix="choose another metric, or other validation rows",
+        ) from error
+
+
+def _check_loss(loss: Loss, targets: Targets, split: Split) -> None:
+    """Refuse training targets that a relative loss would divide by nothing."""
+    if loss.name not in RELATIVE:
+        return
+    truth = targets.truth(split.targets)
+    sizes = np.linalg.norm(truth.reshape(len(truth), -1), axis=1)
+    zero = sizes <= NOTHING * sizes.mean()
+    if zero.any():
+        rows = np.setdiff1d(np.arange(len(truth) + len(split.held_index)), split.held_index)
+        raise DataError(
+            f"target {int(rows[zero.argmax()]) + 1} is all zero ({int(zero.sum())} such rows to train "
+            f"on), and {loss.name} divides by its size",
+            where="y",
+            fix="choose the loss mse, or leave such rows out",
         )
 
 
@@ -175,12 +184,4 @@ def _check_predictor(settings: Settings, targets: Targets, method: AdaptMethod) 
         raise OptionError("the pooled head is for dense targets", where="predictor", fix="choose linear")
 
 
-def _rows(inputs: Inputs, targets: Targets, values: Any, wanted: Any) -> Rows:
-    return Rows(
-        torch.from_numpy(inputs.transform(values)),
-        torch.from_numpy(targets.encode(wanted)),
-        torch.from_numpy(targets.label_codes(wanted)),
-    )
-
-
-__all__ = ["Problem"]
+__all__ = ["AdaptPlan", "make_plan"]

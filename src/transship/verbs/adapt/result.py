@@ -1,15 +1,16 @@
-"""The page of a fit: what to use, how stage 1 went, the bound, and where features lie."""
+"""What adapt has to say, as pages: what to use, how stage 1 went, the bound, and where features lie."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from transship.report import (
     Block,
     Column,
-    KeyFigure,
-    KeyFigures,
+    Facts,
     Page,
     Provenance,
     Section,
@@ -18,10 +19,13 @@ from transship.report import (
     figures,
     library_versions,
 )
+from transship.types import Array
 from transship.verbs.adapt.adapted import Adapted
+from transship.verbs.adapt.bound import Bound
+from transship.verbs.adapt.model.source import SourceSide
 
-Array = np.ndarray[Any, Any]
 POINTS = 300  # per cloud: what a browser draws and t-SNE finishes at once
+FACTS = ("backbone", "task", "method", "metric", "rows", "validation", "baselines", "advice", "notes", "data")
 TITLES = {
     "start": "before stage 1: the untrained embedder, from which naive fine-tuning would start",
     "fa": "after FA",
@@ -29,34 +33,66 @@ TITLES = {
     "fa+fld": "after FA + FLD",
     "stage 2": "after stage 2: the model's own embedder",
 }
+_STAGE_ONE = {
+    "w1": "W₁",
+    "w1_source": "source W₁",
+    "spread": "spread",
+    "fld": "FLD",
+    "held_out_fld": "held-out FLD",
+    "entropy_z": "H(Z)",
+    "probe_error": "probe error",
+}
 
 
-def fit_page(adapted: Adapted, command: str = "") -> Page:
-    """Return the page of `transship adapt fit`."""
-    about = adapted.about
-    figure = about["validation"][about["metric"]]
+def fit_page(
+    adapted: Adapted,
+    *,
+    folder: Path | None = None,
+    command: str = "",
+    sensitivity: Sequence[tuple[float, float]] = (),
+    path: Sequence[Mapping[str, Any]] = (),
+    clouds: Mapping[str, Tensor] | None = None,
+    bound: Bound | None = None,
+    pictures: bool = True,
+) -> Page:
+    """Return the page of a fit.
+
+    Args:
+        adapted: the model.
+        folder: where it was written.
+        command: that made it.
+        sensitivity: (ω, validation metric) of other fits, Fig. 6.
+        path: fits that break stage 1 off: name, gap and validation metric of each, Fig. 3.
+        clouds: pooled features after stage 2 of these fits, by name.
+        bound: the terms of Theorem 7 on the validation rows.
+        pictures: whether it has the sections that a terminal leaves out.
+    """
+    about, source = adapted.about, adapted.source
+    figure = f"{about['metric']} {about['validation'][about['metric']]:.4f}"
     summary = (
-        f"{about['backbone']} adapted to {about['task']} by {about['method']}: validation {about['metric']} "
-        f"{figure:.4f} on {about['rows']['validation']} rows."
+        f"{about['backbone']} adapted to {about['task']} by {about['method']}: validation {figure} "
+        f"on {about['rows']['validation']} rows."
     )
-    sections = [
-        Section("What to use", _choice(adapted)),
-        Section("Training", _training(about)),
-    ]
-    if about["stage1"]:
-        sections.append(Section("Stage 1", _stage_one(about)))
-        sections.append(Section("Semantic gap and error", _gap(adapted)))
-    if adapted.bound is not None:
-        chosen_by = "validation rows, which chose the weights; the paper takes test rows (`adapt bound`)"
-        sections.append(Section("Bound", bound_blocks(adapted.bound, chosen_by)))
-    if adapted.source is not None and adapted.snapshots:
-        sections.append(Section("Features", _clouds(adapted)))
-    if adapted.source is not None:
-        sections.append(Section("Source", _source(adapted)))
+    summary += f" Model in {folder}." if folder is not None else ""
+    sections = [Section("What to use", _choice(adapted, folder))]
+    if pictures:
+        sections.append(Section("Training", _training(about, adapted.seconds), detail=True))
+        if about["stage1"]:
+            gap = [*_gap(adapted), *_path(about, path), *_sensitivity(about, sensitivity)]
+            sections.append(Section("Stage 1", _stage_one(about), detail=True))
+            sections.append(Section("Semantic gap and error", gap, detail=True))
+        if bound is not None:
+            rows = "validation rows, which chose the weights; the paper takes test rows (`adapt bound`)"
+            sections.append(Section("Bound", _terms(bound, rows), detail=True))
+        if source is not None and adapted.snapshots:
+            drawn = _clouds(adapted, source, path, clouds or {})
+            sections.append(Section("Features", drawn, detail=True))
+        if source is not None:
+            sections.append(Section("Source", _source(source), detail=True))
+    proxy = {"proxy": source.fingerprint} if source is not None else {}
     provenance = Provenance(
         command=command,
-        inputs={"backbone": about["backbone_hash"], "data": about["data"]}
-        | ({"proxy": adapted.source.fingerprint} if adapted.source is not None else {}),
+        inputs={"backbone": about["backbone_hash"], "data": about["data"]} | proxy,
         parameters=about["settings"],
         versions=library_versions(),
         notes={"seed": about["seed"]},
@@ -64,53 +100,76 @@ def fit_page(adapted: Adapted, command: str = "") -> Page:
     return Page("Adapting a pretrained transformer", summary, sections, provenance)
 
 
-def _choice(adapted: Adapted) -> list[Block]:
-    about = adapted.about
-    metric, value = about["metric"], about["validation"][about["metric"]]
-    key = [KeyFigure(f"adapted, {metric}", value, f"{about['rows']['validation']} validation rows")]
-    raw = about.get("baselines", [])
-    if raw:
-        best = min(raw, key=lambda row: row["validation"])
-        key.append(KeyFigure(f"raw baseline {best['name']}", best["validation"], "no transformer at all"))
-    blocks: list[Block] = [KeyFigures(key)]
-    if about.get("advice"):
-        sentence = str(about["advice"])
-        blocks.append(Text(sentence[0].upper() + sentence[1:] + ".", tone="note"))
-    if raw:
-        rows: list[list[Any]] = [
-            [f"adapted ({about['method']})", value, sum(adapted.seconds.values()) or None]
-        ]
-        rows += [[f"raw {row['name']}", row["validation"], row.get("seconds")] for row in raw]
-        columns: list[str | Column] = [
-            "model",
-            Column(metric, 4, "min", help="smaller is better"),
-            Column("CPU seconds", 1),
-        ]
-        blocks.append(Table(columns, rows, "Validation rows choose; they are no test set."))
-    blocks += [Text(note, tone="warning") for note in about["notes"]]
-    others = [[name, figure] for name, figure in about["validation"].items()]
-    return [*blocks, Table(["metric", Column("validation", 4)], others, "All metrics of the task.")]
+def bound_page(bound: Bound, model: str) -> Page:
+    """Return the page of `transship adapt bound`."""
+    summary = f"{model}: target error {bound.err_target:.3f} nats, bound {bound.total:.3f}."
+    facts = Facts(bound.to_dict(), shown=False)
+    terms = Section("Bound", [facts, *_terms(bound, "held-out rows")])
+    return Page("The bound of an adapted model", summary, [terms])
 
 
-def _training(about: Mapping[str, Any]) -> list[Block]:
+def prediction_page(
+    predicted: Array, ids: Sequence[Any], metrics: Mapping[str, float], out: Path | None
+) -> Page:
+    """Return what `transship adapt predict` says."""
+    facts = {
+        "rows": len(predicted),
+        "metrics": metrics,
+        "predictions": predicted.tolist() if out is None else None,
+        "out": None if out is None else str(out),
+    }
+    shown = {name: f"{value:.4f}" for name, value in metrics.items() if value == value}
+    blocks: list[Block] = [Facts(facts, shown=False), Facts(shown, in_json=False)]
+    if out is not None:
+        blocks.append(Text(f"{len(predicted):,} predictions in {out}"))
+    elif not metrics:
+        few = [[str(row), str(value)] for row, value in zip(ids[:20], predicted[:20], strict=False)]
+        blocks.append(Table(["row", "prediction"], few))
+    return Page("", "", [Section("", blocks)])
+
+
+def _choice(adapted: Adapted, folder: Path | None) -> list[Block]:
+    about, seconds = adapted.about, adapted.seconds
+    metric = about["metric"]
+    facts = {"model": folder} | {name: about.get(name) for name in FACTS}
+    facts |= {"stage1": about["stage1"], "history": about["history"], "seconds": dict(seconds)}
+    rows = [[f"adapted ({about['method']})", about["validation"][metric]]]
+    rows += [[f"raw {row['name']}", row["validation"]] for row in about.get("baselines", [])]
+    table = Table(
+        ["model", Column(f"validation {metric}", 4, "min", help="smaller is better")],
+        rows,
+        "Validation rows choose; they are no test set.",
+    )
+    sentence = str(about.get("advice") or "")
+    advice = [Text(sentence[0].upper() + sentence[1:] + ".", tone="note")] if sentence else []
+    notes = [Text(note, tone="warning") for note in about["notes"]]
+    return [Facts(facts, shown=False), table, *notes, *advice]
+
+
+def _training(about: Mapping[str, Any], seconds: Mapping[str, float]) -> list[Block]:
     history = about["history"]
     epochs = [row["epoch"] for row in history]
+    passes = "pass over the rows"
+    spent = {**seconds, **{f"raw {row['name']}": row.get("seconds") for row in about.get("baselines", [])}}
     losses = {"training": _column(history, "loss"), "validation": _column(history, "validation_loss")}
+    chosen_by = {"validation": _column(history, "validation")}
     return [
         figures.lines(
-            epochs,
-            losses,
-            x_title="pass over the rows",
-            y_title=f"loss ({about['loss']})",
-            caption="Loss of stage 2.",
+            epochs, losses, x_title=passes, y_title=f"loss ({about['loss']})", caption="Loss of stage 2."
         ),
         figures.lines(
             epochs,
-            {"validation": _column(history, "validation")},
-            x_title="pass over the rows",
+            chosen_by,
+            x_title=passes,
             y_title=about["metric"],
             caption="What the best weights are chosen by.",
         ),
+        Table(
+            ["metric", Column("validation", 4)],
+            [list(pair) for pair in about["validation"].items()],
+            "All metrics of the task.",
+        ),
+        Table(["part", Column("CPU seconds", 1)], [list(pair) for pair in spent.items()], "What it took."),
     ]
 
 
@@ -120,118 +179,71 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 def _stage_one(about: Mapping[str, Any]) -> list[Block]:
     rows = about["stage1"]
-    place = list(range(len(rows)))
-    shared: dict[str, Any] = {"x_title": "logged point, in order"}
-    nats = {
-        "FLD": _column(rows, "fld"),
-        "held-out FLD": _column(rows, "held_out_fld"),
-        "H(Z)": _column(rows, "entropy_z"),
-        "H(Z')": _column(rows, "entropy_target"),
-        "mean H(p_s)": _column(rows, "mean_entropy"),
-    }
-    table = Table(
-        [
-            "phase",
-            "step",
-            *(
-                Column(name, 3)
-                for name in ("W₁", "source W₁", "spread", "FLD", "held-out FLD", "H(Z)", "probe error")
-            ),
-        ],
-        [
-            [
-                row["phase"],
-                row["step"],
-                *(
-                    row[name]
-                    for name in (
-                        "w1",
-                        "w1_source",
-                        "spread",
-                        "fld",
-                        "held_out_fld",
-                        "entropy_z",
-                        "probe_error",
-                    )
-                ),
-            ]
-            for row in rows
-        ],
-        "Stage 1 on whole sets (1,024 training and 512 validation rows at most; W₁ takes 512).",
-    )
+    nats = {"FLD": "fld", "held-out FLD": "held_out_fld", "H(Z)": "entropy_z"}
+    nats |= {"H(Z')": "entropy_target", "mean H(p_s)": "mean_entropy"}
+    distances = {"W₁, target to source": "w1", "W₁, source to source": "w1_source"}
+
+    def lines(series: Mapping[str, str], title: str, caption: str) -> Block:
+        columns = {name: _column(rows, key) for name, key in series.items()}
+        places = list(range(len(rows)))
+        return figures.lines(
+            places, columns, x_title="logged point, in order", y_title=title, caption=caption
+        )
+
     return [
-        figures.lines(
-            place,
-            {"W₁, target to source": _column(rows, "w1"), "W₁, source to source": _column(rows, "w1_source")},
-            y_title="W₁",
-            caption="Distance of token means of embedded rows, beside that of two draws of the source.",
-            **shared,
+        lines(
+            distances,
+            "W₁",
+            "Distance of token means of embedded rows, with that of two draws of the source.",
         ),
-        figures.lines(
-            place, nats, y_title="nats", caption="Feature-label distortion H(Z'|Z) and entropies.", **shared
+        lines(nats, "nats", "Feature-label distortion H(Z'|Z) and entropies."),
+        lines(
+            {"spread": "spread"},
+            "target spread / source spread",
+            "Below 0.5, a small W₁ is partly a collapse onto the source's centre.",
         ),
-        figures.lines(
-            place,
-            {"spread": _column(rows, "spread")},
-            y_title="target spread / source spread",
-            caption="Below 0.5, a small W₁ is partly a collapse onto the source's centre.",
-            **shared,
+        Table(
+            ["phase", "step", *(Column(name, 3) for name in _STAGE_ONE.values())],
+            [[row["phase"], row["step"], *(row[key] for key in _STAGE_ONE)] for row in rows],
+            "Stage 1 on whole sets (1,024 training and 512 validation rows at most; W₁ takes 512).",
         ),
-        table,
     ]
 
 
 def _gap(adapted: Adapted) -> list[Block]:
     rows = adapted.about["stage1"]
     omega = adapted.source.omega if adapted.source is not None else 1.0
-    gap = [omega * row["w1"] + row["fld"] for row in rows]
-    error = [row["probe_error"] for row in rows]
-    names = [f"{row['phase']} {row['step']}" for row in rows]
-    blocks: list[Block] = [
-        figures.scatter(
-            {"stage 1": (gap, error)},
-            x_title="semantic gap: ω·W₁ + FLD (nats)",
-            y_title="error of a probe on validation rows",
-            labels={"stage 1": names},
-            caption=(
-                "The path of stage 1: the gap, and the error of a ridge probe on the frozen body. The "
-                "paper's Fig. 3 has the error of the fine-tuned model, for which `--path` fits again."
-            ),
-        ),
-        *_correlation(gap, error, "the probe's error, points of one run"),
-        *_path(adapted.about),
-    ]
-    points = adapted.about.get("sensitivity", [])
-    if points:
-        blocks.append(
-            figures.lines(
-                [point[0] for point in points],
-                {adapted.about["method"]: [point[1] for point in points]},
-                x_title="ω",
-                y_title=f"validation {adapted.about['metric']}",
-                caption="Sensitivity to ω: one whole fit per point, same seed.",
-            )
-        )
-    return blocks
+    return _scatter(
+        "stage 1",
+        [omega * row["w1"] + row["fld"] for row in rows],
+        [row["probe_error"] for row in rows],
+        [f"{row['phase']} {row['step']}" for row in rows],
+        titles=("semantic gap: ω·W₁ + FLD (nats)", "error of a probe on validation rows"),
+        caption="The path of stage 1: the gap, and the error of a ridge probe on the frozen body. The "
+        "paper's Fig. 3 has the error of the fine-tuned model, for which `--path` fits again.",
+        points="the probe's error, points of one run",
+    )
 
 
-def _path(about: Mapping[str, Any]) -> list[Block]:
+def _path(about: Mapping[str, Any], path: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Return Fig. 3 and Fig. 2 (d): errors of models fitted from points along stage 1."""
-    points = about.get("path", [])
-    if not points:
+    if not path:
         return []
-    gap, error = [one["gap"] for one in points], [one["validation"] for one in points]
-    names = [one["name"] for one in points]
+    gap, error, names = ([stop[key] for stop in path] for key in ("gap", "validation", "name"))
     metric = about["metric"]
     return [
-        figures.scatter(
-            {"fitted models": (gap, error)},
-            x_title="semantic gap where stage 1 ends: ω·W₁ + FLD (nats)",
-            y_title=f"validation {metric} after stage 2",
-            labels={"fitted models": names},
+        *_scatter(
+            "fitted models",
+            gap,
+            error,
+            names,
+            titles=(
+                "semantic gap where stage 1 ends: ω·W₁ + FLD (nats)",
+                f"validation {metric} after stage 2",
+            ),
             caption="Target error against semantic gap (Fig. 3): a whole fit per point, same seed.",
+            points="the target error, a whole fit each",
         ),
-        *_correlation(gap, error, "the target error, a whole fit each"),
         Table(
             ["stage 1", Column("semantic gap", 3), Column(metric, 4, "min")],
             [list(row) for row in zip(names, gap, error, strict=True)],
@@ -241,104 +253,136 @@ def _path(about: Mapping[str, Any]) -> list[Block]:
     ]
 
 
-def _correlation(gap: Sequence[float], error: Sequence[float], what: str) -> list[Block]:
-    if len(gap) < 3 or not np.std(gap) > 0 or not np.std(error) > 0:
-        return []
-    found = float(np.corrcoef(gap, error)[0, 1])
-    return [Text(f"Pearson correlation of gap and error: **{found:.3f}** over {len(gap)} points ({what}).")]
-
-
-def bound_blocks(found: Any, which: str = "held-out rows") -> list[Block]:
-    """Return the terms of Theorem 7 as stacked bars (Fig. 5), with their estimators and caveats."""
-    series = {name: [value, None] for name, value in found.bars().items()}
-    series["target error"] = [None, found.err_target]
-    bars = figures.bars(
-        ["bound", "target error"],
-        series,
-        label_title="",
-        value_title="nats",
-        stacked=True,
-        caption=f"Theorem 7, its terms stacked, and the error they bound, on {found.rows} {which}.",
+def _scatter(
+    group: str,
+    gap: Sequence[float],
+    error: Sequence[float],
+    names: Sequence[str],
+    *,
+    titles: tuple[str, str],
+    caption: str,
+    points: str,
+) -> list[Block]:
+    """Return errors against gaps, with their correlation where there is one."""
+    x_title, y_title = titles
+    picture = figures.scatter(
+        {group: (gap, error)}, x_title=x_title, y_title=y_title, labels={group: names}, caption=caption
     )
-    verdict = "holds" if found.holds else "does not hold"
-    rows = [
-        ["sum with the nominal ω", found.total],
-        ["sum with the measured gradient norm", found.total_measured],
-        ["sum with greedy couplings for FLD", found.total_greedy],
-        ["target error", found.err_target],
-        ["gap as a share of the sum", found.gap],
-        ["ω", found.omega],
-        ["measured gradient norm, 99 %", found.lipschitz],
-        ["W₁, target to source", found.distance],
-        ["W₁, source to source", found.distance_source],
-    ]
+    if len(gap) < 3 or not np.std(gap) > 0 or not np.std(error) > 0:
+        return [picture]
+    pearson = float(np.corrcoef(gap, error)[0, 1])
     return [
-        Text(f"The inequality {verdict}: {found.err_target:.3f} against {found.total:.3f} nats."),
-        bars,
-        Table(["figure", Column("value", 3)], rows, "Sums (nats) and what they are made of.", sortable=False),
+        picture,
+        Text(f"Pearson correlation of gap and error: **{pearson:.3f}** over {len(gap)} points ({points})."),
+    ]
+
+
+def _sensitivity(about: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> list[Block]:
+    if not points:
+        return []
+    return [
+        figures.lines(
+            [omega for omega, _ in points],
+            {about["method"]: [value for _, value in points]},
+            x_title="ω",
+            y_title=f"validation {about['metric']}",
+            caption="Sensitivity to ω: one whole fit per point, same seed.",
+        )
+    ]
+
+
+def _terms(bound: Bound, rows: str) -> list[Block]:
+    """Return the terms of Theorem 7 as stacked bars (Fig. 5), with their estimators and caveats."""
+    series: dict[str, list[Any]] = {name: [value, None] for name, value in bound.bars().items()}
+    series["target error"] = [None, bound.err_target]
+    verdict = "holds" if bound.holds else "does not hold"
+    sums = {
+        **bound.bars(),
+        "bound: the sum with the nominal ω": bound.total,
+        "sum with the measured gradient norm": bound.total_measured,
+        "sum with greedy couplings for FLD": bound.total_greedy,
+        "target error": bound.err_target,
+        "gap as a share of the sum": bound.gap,
+        "ω": bound.omega,
+        "measured gradient norm, 99 %": bound.lipschitz,
+        "W₁, target to source": bound.distance,
+        "W₁, source to source": bound.distance_source,
+    }
+    return [
+        Text(f"The inequality {verdict}: {bound.err_target:.3f} against {bound.total:.3f} nats."),
+        figures.bars(
+            ["bound", "target error"],
+            series,
+            label_title="",
+            value_title="nats",
+            stacked=True,
+            caption=f"Theorem 7, its terms stacked, and the error they bound, on {bound.rows} {rows}.",
+        ),
+        Table(
+            ["figure", Column("value", 3)],
+            [list(pair) for pair in sums.items()],
+            "Terms, sums (nats) and what they are made of.",
+            sortable=False,
+        ),
         Table(
             ["term", "estimator"],
-            [list(pair) for pair in found.estimators.items()],
+            [list(pair) for pair in bound.estimators.items()],
             "How each term was found.",
         ),
-        *(Text(caveat, tone="note") for caveat in found.caveats),
+        *(Text(caveat, tone="note") for caveat in bound.caveats),
     ]
 
 
-def _clouds(adapted: Adapted) -> list[Block]:
+def _clouds(
+    adapted: Adapted,
+    source: SourceSide,
+    path: Sequence[Mapping[str, Any]],
+    further: Mapping[str, Tensor],
+) -> list[Block]:
     """Draw source and target features in one t-SNE plane, one picture per stage."""
-    from sklearn.manifold import TSNE
+    from sklearn.manifold import TSNE  # start-up: only this picture needs it
 
-    assert adapted.source is not None
-    every = max(1, len(adapted.source.features) // POINTS)
-    source = adapted.source.features[::every][:POINTS].numpy()
+    every = max(1, len(source.features) // POINTS)
+    drawn = source.features[::every][:POINTS].numpy()
     clouds = {
         TITLES.get(name, f"after {name}"): value[:POINTS].numpy() for name, value in adapted.snapshots.items()
     }
-    errors = {one["name"]: one["validation"] for one in adapted.about.get("path", [])}
-    for name, value in adapted.path_clouds.items():
-        figure = f"validation {adapted.about['metric']} {errors[name]:.4f}"
-        clouds[f"after stage 2 of a fit of its own ({name}), {figure}"] = value[:POINTS].numpy()
-    stacked = np.concatenate([source, *clouds.values()])
+    for stop in path:
+        figure = f"validation {adapted.about['metric']} {stop['validation']:.4f}"
+        title = f"after stage 2 of a fit of its own ({stop['name']}), {figure}"
+        clouds[title] = further[stop["name"]][:POINTS].numpy()
+    stacked = np.concatenate([drawn, *clouds.values()])
     perplexity = min(30.0, (len(stacked) - 1) / 3)
     plane = TSNE(perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(stacked)
-    first, blocks, start = plane[: len(source)], [], len(source)
-    for title, rows in clouds.items():
-        part = plane[start : start + len(rows)]
-        start += len(rows)
-        groups = {"source": _xy(first), "target": _xy(part)}
-        blocks.append(
-            figures.scatter(
-                groups,
-                x_title="t-SNE 1",
-                y_title="t-SNE 2",
-                caption=f"Pooled features, {title}; one plane for all pictures.",
-            )
+    first, *parts = np.split(plane, np.cumsum([len(drawn), *(len(rows) for rows in clouds.values())])[:-1])
+    return [
+        figures.scatter(
+            {
+                "source": (first[:, 0].tolist(), first[:, 1].tolist()),
+                "target": (part[:, 0].tolist(), part[:, 1].tolist()),
+            },
+            x_title="t-SNE 1",
+            y_title="t-SNE 2",
+            caption=f"Pooled features, {title}; one plane for all pictures.",
         )
-    return list(blocks)
-
-
-def _xy(rows: Array) -> tuple[list[float], list[float]]:
-    return rows[:, 0].tolist(), rows[:, 1].tolist()
-
-
-def _source(adapted: Adapted) -> list[Block]:
-    source = adapted.source
-    assert source is not None
-    rows = [[point.omega, point.accuracy, point.error, point.worst] for point in source.grid]
-    columns = [
-        Column("ω", 1),
-        Column("held-out accuracy", 3),
-        Column("held-out CE", 3),
-        Column("largest ‖∇ℓ‖", 3),
+        for title, part in zip(clouds, parts, strict=True)
     ]
+
+
+def _source(source: SourceSide) -> list[Block]:
+    rows = [[point.omega, point.accuracy, point.error, point.worst] for point in source.grid]
+    names = {"ω": 1, "held-out accuracy": 3, "held-out CE": 3, "largest ‖∇ℓ‖": 3}
     blocks: list[Block] = [
         Text(
             f"Proxy {source.name}: {len(source.labels):,} items, {source.classes} classes; the recalibrated "
             f"head has accuracy {source.accuracy:.3f} and cross-entropy {source.error:.3f} nats on held-out "
             f"items at ω = {source.omega:g}."
         ),
-        Table(columns, rows, "The source head after recalibration, by ω (Fig. 7)."),
+        Table(
+            [Column(name, decimals) for name, decimals in names.items()],
+            rows,
+            "The source head after recalibration, by ω (Fig. 7).",
+        ),
     ]
     if len(rows) > 1:
         blocks.append(
@@ -353,4 +397,4 @@ def _source(adapted: Adapted) -> list[Block]:
     return blocks
 
 
-__all__ = ["bound_blocks", "fit_page"]
+__all__ = ["bound_page", "fit_page", "prediction_page"]

@@ -5,17 +5,20 @@ The estimator's parameters, the command line's options, the card's table.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from transship import parallel
 from transship.errors import OptionError
+from transship.fields import setting
 
-# what the command line sets otherwise than the estimator: it runs the raw baselines, and builds on the best
-COMMAND: Mapping[str, Any] = {"base": "auto"}
+Kind = Literal["auto", "series", "grid", "tokens", "tabular"]
+Missing = Literal["refuse", "fill"]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -23,41 +26,41 @@ class Settings:
     """The parameters of an adaptation.
 
     Attributes:
-        backbone: a model folder, a name in the model folders, a hub id, or a transformers encoder.
-        task: classification, multilabel, regression, dense; `auto` reads it off the targets.
-        method: the name of a method; see `transship methods adapt`.
+        backbone: a BERT, RoBERTa, MPNet, DistilBERT, ViT or Swin model: a folder, a name in the model
+            folders, a hub id, or an encoder of transformers.
+        task: what is predicted; auto reads it off the targets.
+        method: how to adapt; see `transship methods adapt`.
         method_options: the method's own parameters.
-        proxy: labelled data of the backbone's modality: a reference, a Dataset, `auto`, or None.
+        proxy: labelled data of the backbone's own modality; auto takes WordNet for text backbones.
         proxy_items: the most of them, balanced over classes.
-        kind: what inputs are: series, grid, tokens (ids), tabular; `auto` goes by the number of axes.
+        kind: what inputs are; auto goes by the number of axes.
         tokens: the most tokens that a series (or a field before a text backbone) is cut into.
-        patch: samples per token, or the side of a patch; None goes by `tokens`.
-        stem: `patch`: kernels as long as a patch; `multiscale`: longer ones beside them; `rocket`: random
-            convolutions of the series, pooled in every patch.
-        missing: `refuse` NaN by row, or `fill` them with the channel's mean.
-        predictor: `linear` head, `transport` (Λ over source labels), or `pooled` (dense, no weights).
-        base: a raw model that the network corrects: none, rocket, ridge, logistic, or `auto` (the best).
-        freeze_embedder: stage 2 leaves the embedder as stage 1 made it.
-        lora_rank: above 0, the body learns through LoRA factors of that rank.
-        omega: ω, or `grid` for the smallest that keeps the source head's accuracy.
-        loss: of stage 2; None for the task's usual one.
-        metric: by which validation chooses; None for the task's usual one.
-        epochs: passes over the training rows in stage 2; `auto` goes by their number.
+        patch: samples per token, or the side of a patch; goes by the tokens otherwise.
+        stem: what a token sees of a series: its patch, longer windows too, or random convolutions.
+        missing: refuse rows with NaN, or fill NaN with the channel's mean.
+        predictor: a linear head, label transport (Λ over source labels), or a dense head without weights.
+        base: the raw model that the network corrects: none, rocket, ridge, logistic, or the best (auto).
+        freeze_embedder: leave the embedder as stage 1 made it.
+        lora_rank: train the body by LoRA factors of this rank; 0 trains the weights.
+        omega: a number ω, or grid for the smallest that keeps the accuracy of the source's head.
+        loss: what stage 2 minimises; the task's usual loss by default.
+        metric: what validation chooses by; the task's usual metric by default.
+        epochs: passes over the rows in stage 2; auto goes by their number.
         steps: optimiser steps of stage 2, instead of epochs.
-        batch_size: rows per micro-batch; `auto` goes by the number of rows.
-        accumulation: micro-batches per step.
-        learning_rate: of the body.
+        batch_size: rows per batch; auto goes by their number.
+        accumulation: batches per step.
+        learning_rate: learning rate of the body.
         embedder_factor: embedder and head learn so many times as fast.
         weight_decay: AdamW's.
         warmup: share of the steps in which the rate rises.
         clip: largest gradient norm.
-        patience: validations without a better one before stage 2 stops; None runs to the end.
+        patience: stop stage 2 after so many validations without a better one.
         select: keep the weights of the best validation, or the last ones; these are validated at the end
             only, unless there is `patience`.
-        validation: share of the rows to choose by, or a pair (X, y).
+        validation: share of the rows to choose by, or a pair (X, y); a reference on the command line.
         log_every: steps between two rows of the stage-1 log.
-        precision: no, bf16 or fp16.
-        device: `auto` for accelerate's choice, or a device of torch: cpu, cuda, cuda:1, mps.
+        precision: mixed precision.
+        device: auto for accelerate's choice, or a device of torch: cpu, cuda, cuda:1, mps.
         seed: of every draw.
         cache: folder of proxy caches; None for the user's cache folder.
         work: folder for checkpoints; a fit with the same arguments and data goes on there.
@@ -66,19 +69,19 @@ class Settings:
         verbose: print progress with the time left.
     """
 
-    backbone: Any = field(default="minilm-l6", kw_only=False)
-    task: str = "auto"
+    backbone: Any = dataclasses.field(default="minilm-l6", kw_only=False)
+    task: Literal["auto", "classification", "multilabel", "regression", "dense"] = "auto"
     method: str = "recraft"
-    method_options: Mapping[str, Any] | None = None
+    method_options: Mapping[str, Any] | None = setting(None, absent=True)
     proxy: Any = "auto"
     proxy_items: int = 2400
-    kind: Any = "auto"
+    kind: Kind = "auto"
     tokens: int = 32
     patch: int | None = None
-    stem: Any = "patch"
-    missing: Any = "refuse"
+    stem: Literal["patch", "multiscale", "rocket"] = "patch"
+    missing: Missing = "refuse"
     predictor: Literal["linear", "transport", "pooled"] = "linear"
-    base: str = "none"
+    base: Literal["none", "auto", "rocket", "ridge", "logistic"] = "none"
     freeze_embedder: bool = False
     lora_rank: int = 0
     omega: float | str = "grid"
@@ -90,63 +93,79 @@ class Settings:
     accumulation: int = 1
     learning_rate: float = 2e-4
     embedder_factor: float = 10.0
-    weight_decay: float = 0.01
-    warmup: float = 0.1
-    clip: float = 1.0
+    weight_decay: float = setting(0.01, absent=True)
+    warmup: float = setting(0.1, absent=True)
+    clip: float = setting(1.0, absent=True)
     patience: int | None = None
-    select: bool = True
-    validation: Any = 0.2
-    log_every: int = 16
-    precision: str = "no"
+    select: bool = setting(True, absent=True)
+    validation: float | Any = setting(
+        0.2, help="A share of the rows, or other data: of splits, only validation is read."
+    )
+    log_every: int = setting(16, absent=True)
+    precision: Literal["no", "bf16", "fp16"] = "no"
     device: str = "auto"
-    seed: int = 0
-    cache: str | Path | None = None
-    work: str | Path | None = None
-    checkpoint_seconds: float = 30.0
+    seed: int = setting(0, help="Fixes every random choice.")
+    cache: str | Path | None = setting(None, absent=True)
+    work: str | Path | None = setting(None, absent=True)
+    checkpoint_seconds: float = setting(30.0, absent=True)
     trust_remote_code: bool = False
-    verbose: bool = False
+    verbose: bool = setting(False, absent=True)
 
     def checked(self) -> None:
         """Refuse numbers that cannot be, before anything is read."""
-        _at_least("tokens", self.tokens, 2)
-        _at_least("proxy_items", self.proxy_items, 10)
-        _at_least("accumulation", self.accumulation, 1)
-        _at_least("lora_rank", self.lora_rank, 0)
-        _at_least("log_every", self.log_every, 1)
-        for name in ("epochs", "batch_size"):
+        for name, least in {"tokens": 2, "proxy_items": 10, "accumulation": 1, "lora_rank": 0}.items():
+            _at_least(name, getattr(self, name), least)
+        for name in ("log_every", "epochs", "batch_size", "steps", "patch", "patience"):
             value = getattr(self, name)
-            if value != "auto":
+            if value is not None and not (value == "auto" and name in ("epochs", "batch_size")):
                 _at_least(name, value, 1)
-        for name in ("steps", "patch", "patience"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
         for name in ("learning_rate", "embedder_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise OptionError(f"it is {getattr(self, name)}", where=name, fix="give a number above 0")
         _check_omega(self.omega)
         _check_device(self.device)
-        for name, choices in (
-            ("predictor", ("linear", "transport", "pooled")),
-            ("freeze_embedder", (False, True)),
-            ("stem", ("patch", "multiscale", "rocket")),
-            ("missing", ("refuse", "fill")),
-            ("precision", ("no", "bf16", "fp16")),
-            ("base", ("none", "auto", "rocket", "ridge", "logistic")),
-        ):
-            if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"it is '{getattr(self, name)}'", where=name, fix=f"choose {', '.join(map(str, choices))}"
-                )
+        for name, hint in typing.get_type_hints(Settings).items():
+            choices = (False, True) if hint is bool else typing.get_args(hint)
+            choosing = hint is bool or typing.get_origin(hint) is Literal
+            if choosing and getattr(self, name) not in choices:
+                shown = ", ".join(map(str, choices))
+                raise OptionError(f"it is '{getattr(self, name)}'", where=name, fix=f"choose {shown}")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the parameters that decide the result, as JSON holds them.
-
-        Places and progress are left out.
-        """
+        """Return the parameters that decide the result, as JSON holds them; no places."""
         left_out = {"cache", "work", "checkpoint_seconds", "verbose", "trust_remote_code", "device"}
-        return {
-            one.name: _plain(getattr(self, one.name)) for one in fields(Settings) if one.name not in left_out
-        }
+        names = [field.name for field in dataclasses.fields(Settings) if field.name not in left_out]
+        return {name: _plain(getattr(self, name)) for name in names}
+
+    def budget(self, rows: int) -> dict[str, Any]:
+        """Return the steps of stage 2 for so many rows, and the rows of a micro-batch."""
+        batch = self.batch_rows(rows)
+        epoch = max(1, rows // (batch * self.accumulation))
+        passes = min(max(round(400 / epoch), 8), 30) if self.epochs == "auto" else int(self.epochs)
+        return {"steps": self.steps or passes * epoch, "batch": batch}
+
+    def batch_rows(self, rows: int) -> int:
+        """Return the rows of a micro-batch: as asked, or by the number of rows."""
+        usual = 16 if rows < 1500 else 32 if rows < 4000 else 64
+        return min(usual if self.batch_size == "auto" else int(self.batch_size), rows)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class CommandSettings(Settings):
+    """The same for `transship adapt fit`, which runs the raw baselines, and builds on the best of them.
+
+    Attributes:
+        base: the raw model that the network corrects, or none; auto is the best one, where raw baselines are
+            run and the head is linear.
+        compare: whether the raw baselines are run.
+    """
+
+    base: Literal["none", "auto", "rocket", "ridge", "logistic"] = "auto"
+    compare: bool = setting(True, negative="--no-baseline", help="Do not run the raw baselines.")
+
+
+# what the command line sets otherwise than the estimator
+COMMAND: Mapping[str, Any] = {"base": CommandSettings.base}
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
@@ -163,7 +182,7 @@ def _check_device(device: str) -> None:
     """Refuse a device that is none or is not here: nothing falls back to the CPU in silence."""
     if device == "auto":
         return
-    import torch
+    import torch  # start-up: the command line reads options without it
 
     try:
         wanted = torch.device(device)
@@ -189,11 +208,11 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     name = getattr(value, "name", None)
     if isinstance(name, str):
         return name
     return str(value) if isinstance(value, Path) else type(value).__name__
 
 
-__all__ = ["COMMAND", "Settings"]
+__all__ = ["COMMAND", "CommandSettings", "Kind", "Missing", "Settings"]

@@ -3,24 +3,20 @@ seen, where the data has enough of them.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from transship import parallel
-from transship.activations.readout import Readout
 from transship.errors import MatchError, OptionError
-from transship.registry import build_method
-from transship.verbs.transport.heads import CarriedHead
-from transship.verbs.transport.judge import Choice, Judge
-from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.moved import Moved
-from transship.verbs.transport.plan import comparable
+from transship.progress import Progress, quiet
+from transship.registry import build_method, method_class, method_names
+from transship.verbs.transport.account import Candidate, Choice
+from transship.verbs.transport.move import Moved
+from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
-from transship.verbs.transport.result import Candidate, Result
-from transship.verbs.transport.token_judge import TokenJudge
-from transship.verbs.transport.weights import Kinship, shifted
-
-if TYPE_CHECKING:
-    from transship.verbs.transport.work import Work
+from transship.verbs.transport.result import Result, result_of
+from transship.verbs.transport.runner import apply, choose_strength, fit_head, move, move_and_choose, score
+from transship.verbs.transport.statistics import Prepared, prepare
+from transship.verbs.transport.weights import shifted
 
 # A head that replaces the target's own must be worth what it costs elsewhere.
 CARRY_MARGIN = 0.02
@@ -28,169 +24,217 @@ _FITTED = (
     "methods were compared on {} of the inputs that maps were fitted on, because too few were left over: "
     "more rows in DATA, or fewer --batches, leave some"
 )
-_Tried = tuple[Candidate, TransportMethod, Moved, Choice]
 
 
-def choose_method(work: "Work", keep: Any) -> Result:
-    """Try identity (for relatives of one shape), theseus and gradient, each with and without a carried
-    head.
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What one method gave.
+
+    Attributes:
+        candidate: its row of the comparison.
+        method: with its parameters.
+        prepared: what it read.
+        moved: the update that it moved.
+        choice: its strength.
     """
-    task = work.task
-    if not comparable(work):
-        method = build_method("transport", "theseus")
-        moved, choice = work.move_and_choose(method)
-        note = "theseus was taken: two vocabularies are not compared, so methods cannot be told apart"
-        return work.result(method, moved, choice, None, notes=[note, *_unkept(keep)])
-    found = work.kinship()
-    tried, left_out = _try_all(work, _bodies(found))
-    candidate, method, moved, choice = _best(tried)
-    head: CarriedHead | None = work.head(method, moved, choice, keep) if isinstance(method, Carry) else None
-    listed = [one[0] for one in tried]
-    notes = [found.sentence(), _explanation(candidate, listed, work), *left_out]
-    if work.draws.held_out_fitted:
-        notes.append(_FITTED.format(len(work.draws.held_out)))
-    if head is None:
-        notes += _unkept(keep)
-    baselines = _baselines(work, method, choice, _heads(work, task)[0])
-    result = work.result(method, moved, choice, head, [*baselines, *listed], notes)
-    which = "calibration" if work.draws.held_out_fitted else "held-out"
-    metrics = {**result.metrics, f"agreement on {which} inputs": candidate.agreement}
-    return dataclasses.replace(result, metrics=metrics, compared_on=_compared_on(work))
+
+    candidate: Candidate
+    method: TransportMethod
+    prepared: Prepared
+    moved: Moved
+    choice: Choice
+
+    @property
+    def agreement(self) -> float:
+        """With the fine-tuned source, on the inputs that methods are compared on."""
+        return self.candidate.agreement
 
 
-def _try_all(work: "Work", bodies: list[str]) -> tuple[list[_Tried], list[str]]:
-    """Return what every method gives, and a sentence for each that gives nothing."""
-    tried: list[_Tried] = []
-    left_out = []
-    for name in bodies:
-        kept: dict[str, Moved] = {}
-        for carried in _heads(work, work.task):
-            used: TransportMethod = build_method("transport", name)
-            if carried:
-                used = Carry(body=name)  # type: ignore[arg-type]
-            label = f"carry, body {name}" if carried else name
-            try:
-                moved, choice = _moved(work, used, kept)
-            except (MatchError, OptionError) as error:
-                left_out.append(f"'{label}' was left out: {error}")
-                continue
-            if not moved.dense:
-                left_out.append(f"'{label}' was left out: it moves nothing between these models")
-                continue
-            agreement = _held_out(work, moved, choice, carried)
-            validation = choice.score if choice.by == "validation" else None
-            tried.append((Candidate(label, choice.strength, agreement, validation), used, moved, choice))
-    return tried, left_out
-
-
-def _unkept(keep: Any) -> list[str]:
-    """Say that inputs to keep were of no use to a method that carries no head."""
-    if keep is None:
-        return []
-    return ["--keep was not used: the method that was taken leaves the target's own head in place"]
-
-
-def _compared_on(work: "Work") -> str:
-    """Say which inputs methods were compared on."""
-    count = len(work.draws.held_out)
-    if work.draws.held_out_fitted:
-        return f"{count} of the inputs that maps were fitted on: too few were left over"
-    return f"{count} inputs that no map or head was fitted on"
-
-
-def _moved(work: "Work", method: TransportMethod, kept: dict[str, Moved]) -> tuple[Moved, Choice]:
-    """Return what a method moves and its strength; the same update serves with and without a head, but a path
-    is walked for each.
+def choose_method(plan: Plan, *, progress: Progress = quiet) -> tuple[Result, Prepared]:
+    """Try what declares a place in `auto`, each with and without a carried head; return the best, and what it
+    read.
     """
-    if work.settings.path_steps > 1:
-        return work.move_and_choose(method)
-    if "moved" not in kept:
-        kept["moved"] = work.move(method)
-    return kept["moved"], work.strength(kept["moved"], carried=isinstance(method, Carry))
+    if not plan.comparable:
+        return _uncompared(plan, progress)
+    trials: list[Trial] = []
+    left_out: list[str] = []
+    for body in parts_of("candidate"):
+        if body.needs.same_shape and not (plan.kinship and plan.kinship.cosines):
+            continue
+        _try(plan, body, trials, left_out, progress)
+    best = _best(trials)
+    result = _result(plan, best, trials, left_out, progress)
+    return result, best.prepared
 
 
-def _bodies(found: Kinship) -> list[str]:
-    """The methods worth trying; `identity` needs one shape and is first among relatives."""
-    others = ["theseus", "gradient"]
-    return ["identity", *others] if found.cosines else others
+def parts_of(part: str) -> list[TransportMethod]:
+    """Return the methods that play a part in `auto`, in their order; a head has no body yet."""
+    kinds = [method_class("transport", name) for name in method_names("transport")]
+    placed = [
+        kind
+        for kind in kinds
+        if issubclass(kind, TransportMethod) and kind.place_in_auto is not None and kind.part_in_auto == part
+    ]
+    return [kind() for kind in sorted(placed, key=lambda kind: kind.place_in_auto or 0)]
 
 
-def _heads(work: "Work", task: str) -> list[bool]:
-    """With and without a carried head; a bare fine-tune and a vocabulary have none, a bare target needs
-    one.
+def _uncompared(plan: Plan, progress: Progress) -> tuple[Result, Prepared]:
+    """Return the first candidate that moves between any shapes: nothing tells methods apart."""
+    method = next(method for method in parts_of("candidate") if not method.needs.same_shape)
+    prepared = prepare(plan, method, progress=progress)
+    result = apply(plan, prepared, method, progress=progress)
+    why = "two vocabularies are not compared, so methods cannot be told apart"
+    notes = [f"{method.name} was taken: {why}", *_unkept(plan), *result.notes]
+    return dataclasses.replace(result, notes=notes), prepared
+
+
+def _try(
+    plan: Plan, body: TransportMethod, trials: list[Trial], left_out: list[str], progress: Progress
+) -> None:
+    """Add what a method gives with and without a head; or a sentence where it gives nothing."""
+    alone: Moved | None = None
+    for head in _heads(plan):
+        method, label = body, body.name
+        if head is not None:
+            method = build_method("transport", head.name, {"body": body.name})
+            label = f"{head.name}, body {body.name}"
+        known = trials[-1].prepared if trials else None
+        untouched = _untouched(trials, carried=head is not None)
+        try:
+            prepared = prepare(plan, method, comparing=True, known=known, progress=progress)
+            if plan.settings.path_steps > 1:  # a path is walked for each
+                moved, choice = move_and_choose(
+                    plan, prepared, method, untouched=untouched, progress=progress
+                )
+            else:
+                moved = alone = alone or move(plan, prepared.statistics, body)
+                choice = choose_strength(
+                    plan,
+                    prepared,
+                    moved,
+                    carried=head is not None,
+                    untouched=untouched,
+                    progress=progress,
+                )
+        except (MatchError, OptionError) as error:
+            left_out.append(f"'{label}' was left out: {error}")
+            continue
+        if not moved.dense:
+            left_out.append(f"'{label}' was left out: it moves nothing between these models")
+            continue
+        agreement = _held_out(plan, prepared, moved, choice.strength, carried=head is not None)
+        validation = choice.score if choice.by == "validation" else None
+        candidate = Candidate(label, choice.strength, agreement, validation)
+        trials.append(Trial(candidate, method, prepared, moved, choice))
+
+
+def _heads(plan: Plan) -> Iterator[TransportMethod | None]:
+    """Yield none, and what carries a head; a bare fine-tune and a vocabulary have none to carry, a bare
+    target needs one.
     """
-    if task in ("features", "language"):
-        return [False]
-    return [False, True] if work.own_head() else [True]
+    bare = plan.task in ("features", "language")
+    if bare or plan.own_head:
+        yield None
+    if not bare:
+        yield from parts_of("head")
 
 
-def _held_out(work: "Work", moved: Moved, choice: Choice, carried: bool) -> float:
-    """Agreement with the fine-tuned source on the held-out inputs: neither maps nor heads were fitted on
-    them, where enough rows were left over.
+def _untouched(trials: list[Trial], *, carried: bool) -> float | None:
+    """Return what the untouched target scored in an earlier trial."""
+    scores = [dict(trial.choice.curve).get(0.0) for trial in trials if trial.method.needs.head == carried]
+    return next((value for value in scores if value is not None), None)
+
+
+def _held_out(plan: Plan, prepared: Prepared, moved: Moved, strength: float, *, carried: bool) -> float:
+    """Return the agreement with the fine-tuned source on the held-out inputs: neither maps nor heads were
+    fitted on them, where enough rows were left over.
     """
-    judge = _held_out_judge(work, work.own_head() and not carried)
-    with shifted(work.target.model.model, moved.dense, choice.strength):
-        return parallel.agreed(judge.score())
+    own = plan.own_head and not carried
+    assert prepared.held_out_teacher is not None
+    with shifted(plan.target.model.model, moved.dense, strength):
+        fit = None if own else prepared.head_teacher
+        return score(plan, prepared.held_out_teacher, own_head=own, fit=fit)
 
 
-def _held_out_judge(work: "Work", own: bool) -> Judge | TokenJudge:
-    readout, task = Readout(work.target.model), work.task
-    held, head = work.draws.held_out, work.draws.head
-    if task in ("tokens", "language"):
-        fitted = None if own else work.token_teacher(head)
-        size = work.settings.batch_size
-        return TokenJudge(readout, work.token_teacher(held), own, fitted, batch_size=size)
-    fit = None if own or task == "features" else (head, work.taught(head))
-    return Judge(readout, held, work.taught(held), task, own, fit)
-
-
-def _baselines(
-    work: "Work", method: TransportMethod, choice: Choice, bare_target_is_carried: bool
-) -> list[Candidate]:
-    """What the choice must be held against: the target as it is, with its own head and with a carried one
-    where the chosen method carries one, and a random update through the same maps at the same strength.
-    """
-    carried = isinstance(method, Carry)
-    rows = []
-    for headed in dict.fromkeys((bare_target_is_carried, carried)):
-        label = "untouched target, carry" if headed else "untouched target"
-        still = Choice(0.0, (), "given")
-        rows.append(Candidate(label, 0.0, _held_out(work, Moved(), still, headed), None))
-    noise = work.move(build_method("transport", "random-aligned"))
-    label = "random-aligned, carry" if carried else "random-aligned"
-    rows.append(Candidate(label, choice.strength, _held_out(work, noise, choice, carried), None))
-    return rows
-
-
-def _best(tried: list[_Tried]) -> _Tried:
-    if not tried:
+def _best(trials: list[Trial]) -> Trial:
+    if not trials:
         raise MatchError(
             "no method can move anything between these models",
             where="transport",
             fix="look at `transship compare` of the two",
         )
-    plain = [one for one in tried if not isinstance(one[1], Carry)]
-    headed = [one for one in tried if isinstance(one[1], Carry)]
-    best_plain = max(plain, key=lambda one: one[0].agreement, default=None)
-    best_headed = max(headed, key=lambda one: one[0].agreement, default=None)
-    if best_plain is None or best_headed is None:
-        found = best_plain or best_headed
-        assert found is not None
-        return found
-    worth = best_headed[0].agreement > best_plain[0].agreement + CARRY_MARGIN
-    return best_headed if worth else best_plain
+    plain = [trial for trial in trials if not trial.method.needs.head]
+    headed = [trial for trial in trials if trial.method.needs.head]
+    if not plain or not headed:
+        return max(plain or headed, key=lambda trial: trial.agreement)
+    best_plain, best_headed = (max(some, key=lambda trial: trial.agreement) for some in (plain, headed))
+    return best_headed if best_headed.agreement > best_plain.agreement + CARRY_MARGIN else best_plain
 
 
-def _explanation(best: Candidate, tried: list[Candidate], work: "Work") -> str:
-    task, which = work.task, "calibration" if work.draws.held_out_fitted else "new"
-    others = [one for one in tried if one is not best]
-    second = max(others, key=lambda one: one.agreement, default=None)
+def _result(plan: Plan, best: Trial, trials: list[Trial], left_out: list[str], progress: Progress) -> Result:
+    """Return the best, with the others and what it must be held against."""
+    kin, draws = plan.kinship, plan.draws
+    assert kin is not None
+    head = None
+    if best.method.needs.head:
+        needs, strength = best.method.needs, best.choice.strength
+        head = fit_head(plan, best.prepared, needs.penalty, best.moved, strength)
+    notes = [kin.sentence(), _explanation(plan, best, trials), *left_out]
+    if draws.held_out_fitted:
+        notes.append(_FITTED.format(len(draws.held_out)))
+    if head is None:
+        notes += _unkept(plan)
+    candidates = [*_baselines(plan, best, trials, progress), *(trial.candidate for trial in trials)]
+    result = result_of(plan, best.method, best.moved, best.choice, head, candidates, notes)
+    which = "calibration" if draws.held_out_fitted else "held-out"
+    metrics = {**result.metrics, f"agreement on {which} inputs": best.agreement}
+    return dataclasses.replace(result, metrics=metrics, compared_on=_compared_on(plan))
+
+
+def _baselines(plan: Plan, best: Trial, trials: list[Trial], progress: Progress) -> list[Candidate]:
+    """What the choice must be held against: the target as it is, with its own head and with a carried one
+    where the chosen method carries one, and the controls at the same strength.
+    """
+    carried, bare = best.method.needs.head, not any(head is None for head in _heads(plan))
+    headed = ", ".join([head.name for head in parts_of("head")])
+    prepared, rows = best.prepared, []
+    for with_head in dict.fromkeys((bare, carried)):
+        label = f"untouched target, {headed}" if with_head else "untouched target"
+        rows.append(Candidate(label, 0.0, _held_out(plan, prepared, Moved(), 0.0, carried=with_head)))
+    for control in parts_of("control"):
+        read = prepare(plan, control, known=trials[-1].prepared, progress=progress)
+        noise = move(plan, read.statistics, control)
+        strength = best.choice.strength
+        label = f"{control.name}, {headed}" if carried else control.name
+        rows.append(Candidate(label, strength, _held_out(plan, prepared, noise, strength, carried=carried)))
+    return rows
+
+
+def _unkept(plan: Plan) -> list[str]:
+    """Say that inputs to keep were of no use to a method that carries no head."""
+    if plan.kept is None:
+        return []
+    return ["--keep was not used: the method that was taken leaves the target's own head in place"]
+
+
+def _compared_on(plan: Plan) -> str:
+    """Say which inputs methods were compared on."""
+    count = len(plan.draws.held_out)
+    if plan.draws.held_out_fitted:
+        return f"{count} of the inputs that maps were fitted on: too few were left over"
+    return f"{count} inputs that no map or head was fitted on"
+
+
+def _explanation(plan: Plan, best: Trial, trials: list[Trial]) -> str:
+    task, which = plan.task, "calibration" if plan.draws.held_out_fitted else "new"
+    others = [trial for trial in trials if trial is not best]
+    second = max(others, key=lambda trial: trial.agreement, default=None)
     if task in ("values", "features"):
         what = "its outputs rank" if task == "values" else "its similarities rank"
         text = f"{what} {which} inputs like the fine-tuned source's, correlation {best.agreement:.3f}"
-        beside = "" if second is None else f"; '{second.method}' has {second.agreement:.3f}"
+        beside = "" if second is None else f"; '{second.candidate.method}' has {second.agreement:.3f}"
     else:
         kind = "inputs" if task == "classes" else "inputs' tokens"
         text = f"it agrees with the fine-tuned source on {100 * best.agreement:.1f} % of {which} {kind}"
-        beside = "" if second is None else f", '{second.method}' on {100 * second.agreement:.1f} %"
-    return f"'{best.method}' was taken: {text}{beside}"
+        beside = "" if second is None else f", '{second.candidate.method}' on {100 * second.agreement:.1f} %"
+    return f"'{best.candidate.method}' was taken: {text}{beside}"

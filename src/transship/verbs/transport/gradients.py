@@ -1,74 +1,23 @@
-"""What the loss feels: Moments of output gradients of two base models in step, and weight gradients of one.
-
-The loss asks each base model for what the fine-tuned source says about the same inputs; no labels are read.
-"""
+"""What the loss feels: Moments of output gradients of two models in step, and weight gradients of one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
 
 from transship import parallel
-from transship.activations import Batch, LoadedModel, SitePair
+from transship.activations import LoadedModel, SitePair
 from transship.activations.batches import Numbered
 from transship.activations.loading import require_in_memory
-from transship.activations.readout import Readout, Task
 from transship.activations.record import Tap, sides_of, view_of, watching
 from transship.activations.step import Lane, StepOptions, Stepper, Stream
-from transship.errors import DataError
-from transship.geometry import LinearMap, Moments
+from transship.geometry import Moments
 from transship.geometry.moments import Part
+from transship.verbs.transport.teacher import Loss
 
 _CROSS: tuple[Part, ...] = ("ab",)
-Loss = Callable[[Batch, Sequence[int]], Tensor]
-
-
-def prediction_loss(
-    readout: Readout, targets: Float[Tensor, "inputs outputs"], task: Task, head: LinearMap | None
-) -> Loss:
-    """Return the summed loss of a model's outputs against the fine-tuned source's, given a batch and input
-    numbers.
-
-    Args:
-        readout: of the model.
-        targets: the fine-tuned source's outputs, by input number.
-        task: `classes` takes the cross entropy against its choices, anything else squared differences.
-        head: turns the model's features into outputs where it has no head that speaks of the same things.
-    """
-    choices = targets.argmax(1)
-
-    def loss(batch: Batch, numbers: Sequence[int]) -> Tensor:
-        reading = readout(batch)
-        outputs: Tensor | None = reading.outputs if head is None else head.apply(reading.features)
-        if outputs is None:
-            raise DataError("it has no head", where=readout.loaded.name, fix="fit one first")
-        rows = torch.as_tensor(list(numbers))
-        if task == "classes":
-            return functional.cross_entropy(outputs, choices[rows].to(outputs.device), reduction="sum")
-        return (outputs - targets[rows].to(outputs)).square().sum()
-
-    return loss
-
-
-def language_loss(loaded: LoadedModel) -> Loss:
-    """Return the summed next-token loss on the inputs themselves: a language model's own prediction task."""
-
-    def loss(batch: Batch, numbers: Sequence[int]) -> Tensor:
-        logits = loaded.run(batch)["logits"]
-        words = batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
-        mask = batch.inputs.get("decoder_attention_mask", batch.inputs.get("attention_mask"))
-        counts = torch.ones_like(words) if mask is None else mask
-        each = functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), words[:, 1:].flatten(), reduction="none"
-        )
-        total: Tensor = (each * counts[:, 1:].flatten()).sum()
-        return total
-
-    return loss
 
 
 class GradientStep:
@@ -130,7 +79,7 @@ class GradientStep:
             for key, lane in self.lanes.items():
                 view = self.views[key][0] if number == 0 else self.views[key][1]
                 wanted.setdefault(view.tap, set()).add(lane)
-            found: dict[tuple[Tap, Lane], Tensor] = {}
+            by_tap: dict[tuple[Tap, Lane], Tensor] = {}
             total = partial(loss, batch, numbers)
             for tap, gradient in output_gradients(side.loaded.model, wanted, total).items():
                 if self.unit:
@@ -141,8 +90,8 @@ class GradientStep:
                 for lane in wanted[tap]:
                     operator = aligned[lane].source if number == 0 else aligned[lane].target
                     operator = operator if flat[2] is None else operator.through(flat[2])
-                    found[tap, lane] = operator.apply(flat[0])
-            rows.append(found)
+                    by_tap[tap, lane] = operator.apply(flat[0])
+            rows.append(by_tap)
         self._add(rows)
 
     def _add(self, rows: list[dict[tuple[Tap, Lane], Tensor]]) -> None:

@@ -15,8 +15,7 @@ from transship.activations.tokens import align_tokens
 from transship.errors import OptionError
 from transship.geometry import LinearMap
 from transship.numerics import chunks
-from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.token_judge import read_tokens
+from transship.verbs.transport.teacher import AnyTeacher
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,74 +68,36 @@ def require_carriable(task: Task) -> None:
 def carry_head(
     target: Readout,
     tuned: Readout,
-    inputs: Sequence[Any],
-    method: Carry,
+    teacher: AnyTeacher,
+    penalty: float | None = None,
     *,
     keep: Sequence[Any] | None = None,
-    intercept: bool = True,
-    batch_size: int = 32,
-    outputs: Tensor | None = None,
 ) -> CarriedHead:
     """Fit a head for the target as it stands, onto the fine-tuned source's outputs on the same inputs.
 
     Args:
         target: the (transported) target.
-        tuned: the fine-tuned source.
-        inputs: raw, unlabelled.
-        method: holds the penalty.
+        tuned: what the fine-tuned source's outputs are.
+        teacher: what it says about inputs.
+        penalty: λ relative to the mean variance of the features; None chooses it.
         keep: raw inputs of the target's own domain. Its own outputs there become further regression targets;
             both sets of outputs are centred per row and scaled to unit deviation, so that neither drowns
             the other.
-        intercept: whether the head that receives it has a bias.
-        batch_size: inputs per forward pass.
-        outputs: the fine-tuned source's outputs on `inputs`, where they are known already.
     """
     require_carriable(tuned.task)
-    rows_of_both = HeadRows(f"{target.loaded.name} features")
-    scale = keep is not None
+    rows = HeadRows(f"{target.loaded.name} features")
+    kept = 0
     with torch.no_grad():
-        for number, start in enumerate(range(0, len(inputs), batch_size)):
-            if not parallel.mine(number):
-                continue
-            rows = [inputs[row] for row in range(start, min(start + batch_size, len(inputs)))]
-            known = None if outputs is None else outputs[start : start + len(rows)]
-            features, wanted = _rows(target, tuned, rows, known)
-            rows_of_both.add(features, _standard(wanted) if scale else wanted)
-        kept = 0
-        if keep is not None:
-            if target.head is None or target.width != tuned.width:
-                raise OptionError(
-                    "the target has no head with the same outputs to keep",
-                    where="--keep",
-                    fix="leave --keep out",
-                )
-            for part in chunks(len(keep), batch_size):
-                if parallel.mine(part.start // batch_size):
-                    rows = [keep[row] for row in range(part.start, part.stop)]
-                    rows_of_both.add(*_own_rows(target, rows))
-                    kept += len(rows)
-    kept, fitted = sum(parallel.gather(kept)), rows_of_both.fit(method.penalty, centre=intercept)
-    return CarriedHead(fitted, tuned.task, tuned.label_names, len(inputs), kept, dict(fitted.details))
-
-
-def _rows(target: Readout, tuned: Readout, rows: list[Any], known: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the target's features and the fine-tuned source's outputs, row by row (token by token where
-    aligned).
-    """
-    batch = target.loaded.preprocess(rows)
-    if tuned.task != "tokens":
-        features = target(batch).features
-        if known is None:
-            known = tuned(tuned.loaded.preprocess(rows)).outputs
-        assert known is not None
-        return features, known
-    there = tuned.loaded.preprocess(rows)
-    taught = tuned(there)
-    features, _, tokens = read_tokens(target, batch)
-    assert taught.outputs is not None
-    stack = tuned.head.stack if tuned.head else ""
-    aligned = align_tokens(there.layout(stack), batch.layout(stack), taught.tokens, tokens)
-    return aligned.target.apply(features), aligned.source.apply(taught.outputs)
+        for features, outputs in teacher.pairs(target):
+            rows.add(features, outputs if keep is None else _standard(outputs))
+        for part in chunks(0 if keep is None else len(keep), teacher.batch_size):
+            if keep is not None and parallel.mine(part.start // teacher.batch_size):
+                own = [keep[row] for row in range(part.start, part.stop)]
+                rows.add(*_own_rows(target, own))
+                kept += len(own)
+    intercept = target.head is None or target.head.bias is not None
+    kept, fitted = sum(parallel.gather(kept)), rows.fit(penalty, centre=intercept)
+    return CarriedHead(fitted, tuned.task, tuned.label_names, len(teacher.inputs), kept, dict(fitted.details))
 
 
 def _own_rows(target: Readout, rows: list[Any]) -> tuple[Tensor, Tensor]:

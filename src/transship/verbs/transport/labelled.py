@@ -2,158 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from transship.activations import LoadedModel
 from transship.activations.readout import Reading, Readout
 from transship.data import Dataset
 from transship.data.use import rows_to_measure, unused_rows
-from transship.errors import DataError
-from transship.verbs.transport.calibrate import as_dataset
-from transship.verbs.transport.labels import as_classes, as_outputs
+from transship.errors import DataError, OptionError
 from transship.verbs.transport.models import require_readable
-
-if TYPE_CHECKING:
-    from transship.verbs.transport.work import Work
-import re
-from collections.abc import Iterator
-
-import numpy as np
-
-from transship.activations import LoadedModel
-from transship.activations.layout import TokenLayout
-from transship.numerics import chunks
-from transship.verbs.transport.token_judge import read_tokens
-
-Span = tuple[int, int]
-_WORD = re.compile(r"\S+")
-_AT_ONCE = 64
-
-
-@dataclass(frozen=True, eq=False)
-class Words:
-    """Texts and those of their words that every model has a token for.
-
-    Attributes:
-        texts: raw.
-        spans: per text, the first and last character (exclusive) of its words.
-        stack: the stack whose tokens are read.
-        kept: per text and word as written, whether it is among them.
-    """
-
-    texts: Sequence[str]
-    spans: tuple[tuple[Span, ...], ...]
-    stack: str
-    kept: tuple[tuple[bool, ...], ...]
-
-    @classmethod
-    def of(cls, texts: Sequence[str], models: Sequence[LoadedModel], stack: str) -> "Words":
-        """Return the words of texts; what a tokenizer cuts off is left out."""
-        texts = [texts[row] for row in range(len(texts))]
-        written = [[found.span() for found in _WORD.finditer(text)] for text in texts]
-        kept = [[True] * len(spans) for spans in written]
-        for model in models:
-            for row, places in enumerate(_places(model, texts, written, stack)):
-                kept[row] = [had and place is not None for had, place in zip(kept[row], places, strict=True)]
-        chosen = (
-            tuple(span for span, had in zip(*pair, strict=True) if had)
-            for pair in zip(written, kept, strict=True)
-        )
-        return cls(texts, tuple(chosen), stack, tuple(map(tuple, kept)))
-
-    def __len__(self) -> int:
-        """Return the number of words."""
-        return sum(map(len, self.spans))
-
-    @property
-    def cut(self) -> int:
-        """How many words were left out."""
-        return sum(map(len, self.kept)) - len(self)
-
-    def read(self, readout: Readout, batch_size: int) -> Reading:
-        """Return a model's states and outputs at every word: rows are words, in their order."""
-        features: list[Tensor] = []
-        outputs: list[Tensor] = []
-        with torch.no_grad():
-            for part in chunks(len(self.texts), batch_size):
-                batch = readout.loaded.preprocess(list(self.texts[part.start : part.stop]))
-                states, made, tokens = read_tokens(readout, batch)
-                found = _first_tokens(_layout(readout.loaded, batch.layout(self.stack)), self.spans[part])
-                places = [
-                    number * tokens + place
-                    for number, row in enumerate(found)
-                    for place in row
-                    if place is not None
-                ]
-                features.append(states[places].float().cpu())
-                if made is not None:
-                    outputs.append(made[places].float().cpu())
-        return Reading(torch.cat(features), torch.cat(outputs) if outputs else None)
-
-
-def word_labels(labels: Tensor, names: tuple[str, ...], words: Words) -> tuple[Tensor, tuple[str, ...]] | str:
-    """Return a class for every word and the classes' names, or why there is none.
-
-    A row's label is the labels of its words with spaces between: `O B-PER I-PER O`. Whole numbers stay as
-    they are.
-    """
-    if not names:
-        return "its labels are values, and the fine-tune answers for every word"
-    found: list[str] = []
-    for row, label in enumerate(labels.tolist()):
-        given = names[label].split()
-        if len(given) != len(words.kept[row]):
-            return (
-                f"the text {_short(words.texts[row])} has {len(words.kept[row])} words and "
-                f"{len(given)} label{'s' if len(given) != 1 else ''}"
-            )
-        found += [one for one, had in zip(given, words.kept[row], strict=True) if had]
-    if not found:
-        return "no word of its texts has a token"
-    if all(one.isdecimal() for one in found):
-        numbers = torch.tensor([int(one) for one in found], dtype=torch.long)
-        return numbers, tuple(map(str, range(int(numbers.max()) + 1)))
-    known = sorted(set(found))
-    places = {name: place for place, name in enumerate(known)}
-    return torch.tensor([places[one] for one in found]), tuple(known)
-
-
-def _places(
-    model: LoadedModel, texts: Sequence[str], spans: Sequence[Sequence[Span]], stack: str
-) -> Iterator[list[int | None]]:
-    """Yield for every text the place of each word's first token; None where it has none."""
-    for part in chunks(len(texts), _AT_ONCE):
-        batch = model.preprocess(list(texts[part.start : part.stop]))
-        yield from _first_tokens(_layout(model, batch.layout(stack)), spans[part])
-
-
-def _first_tokens(layout: TokenLayout, spans: Sequence[Sequence[Span]]) -> Iterator[list[int | None]]:
-    assert layout.offsets is not None
-    assert layout.mask is not None
-    special = np.zeros_like(layout.mask) if layout.special is None else layout.special
-    for row, own in enumerate(spans):
-        starts, ends = layout.offsets[row, :, 0], layout.offsets[row, :, 1]
-        real = layout.mask[row] & ~special[row] & (ends > starts)
-        yield [
-            int(hits[0]) if len(hits := np.flatnonzero(real & (starts < last) & (ends > first))) else None
-            for first, last in own
-        ]
-
-
-def _layout(model: LoadedModel, layout: TokenLayout) -> TokenLayout:
-    if layout.offsets is None or layout.mask is None:
-        raise DataError(
-            "its tokenizer does not say where in a text its tokens stand, so words have no token",
-            where=model.name,
-            fix="give a model with a fast tokenizer (tokenizer.json), or leave --test and --original out",
-        )
-    return layout
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:39]}…")
+from transship.verbs.transport.rows import Draws, as_classes, as_dataset, as_outputs
+from transship.verbs.transport.teacher import read_tokens
+from transship.verbs.transport.words import Words, word_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,20 +35,19 @@ class Known:
     words: Words | None = None
 
     @classmethod
-    def of(cls, work: "Work") -> "Known":
+    def of(cls, draws: Draws, tuned: Readout, target: LoadedModel) -> "Known":
         """Return the calibration inputs of a transport."""
-        draws = work.draws
         none = f"{draws.name} has no labels"
-        if work.task != "tokens":
+        if tuned.task != "tokens":
             labels = draws.calibration_labels
             return cls(draws.calibration, none if labels is None else labels, draws.label_names)
-        words = words_of(work, draws.calibration)
+        words = _words_of(tuned, target, draws.calibration)
         if draws.calibration_labels is None:
             return cls(draws.calibration, none, words=words)
-        found = word_labels(draws.calibration_labels, draws.label_names, words)
-        if isinstance(found, str):
-            return cls(draws.calibration, f"in {draws.name}, {found}", words=words)
-        return cls(draws.calibration, *found, words)
+        labels_of_words = word_labels(draws.calibration_labels, draws.label_names, words)
+        if isinstance(labels_of_words, str):
+            return cls(draws.calibration, f"in {draws.name}, {labels_of_words}", words=words)
+        return cls(draws.calibration, *labels_of_words, words)
 
     def read(self, readout: Readout, size: int) -> Reading:
         """Return what a model says about the inputs, or about their words."""
@@ -235,22 +96,103 @@ class Labelled:
 
     def notes(self) -> list[str]:
         """Return what was left out."""
-        made = []
+        notes = []
         if self.left_out:
-            made.append(f"{self.left_out} rows of {self.name} were left out: something was fitted on them")
+            notes.append(f"{self.left_out} rows of {self.name} were left out: something was fitted on them")
         if self.words is not None and self.words.cut:
-            made.append(f"{self.words.cut} words of {self.name} were left out: a tokenizer cuts them off")
-        return made
+            notes.append(f"{self.words.cut} words of {self.name} were left out: a tokenizer cuts them off")
+        return notes
 
 
-def labelled(work: "Work", known: Known, data: Any, option: str, used: Sequence[Sequence[Any]]) -> Labelled:
+@dataclass(frozen=True, eq=False)
+class MeasureRows:
+    """What a transport is measured on; nothing is chosen by it.
+
+    Attributes:
+        test: rows of the task.
+        original: rows of the target's own domain.
+        train: the calibration inputs, for a probe and for fine-tuning.
+        warm_steps: steps of the fine-tunes that are compared; 0 for none.
+    """
+
+    test: Labelled | None
+    original: Labelled | None
+    train: Known
+    warm_steps: int = 0
+
+    def __len__(self) -> int:
+        """Return how many labels there are."""
+        return sum(len(rows) for rows in (self.test, self.original) if rows is not None)
+
+
+def measure_rows(
+    draws: Draws,
+    tuned: Readout,
+    target: LoadedModel,
+    test: Any,
+    original: Any,
+    *,
+    kept: Sequence[Any] | None = None,
+    warm_steps: int = 0,
+) -> MeasureRows | None:
+    """Read the labels, and refuse what could only fail after the long work; None where nothing is asked.
+
+    Args:
+        draws: what is fitted and chosen on.
+        tuned: what the fine-tuned source's outputs are.
+        target: the target.
+        test: labelled rows of the task, or None.
+        original: labelled rows of the target's own domain, or None.
+        kept: inputs of that domain that a head is fitted on.
+        warm_steps: steps of the fine-tunes that are compared.
+    """
+    if warm_steps and test is None:
+        raise OptionError(
+            "fine-tuning curves are measured on test rows", where="--warm-start", fix="add --test DATA"
+        )
+    if test is None and original is None:
+        return None
+    _check_task(tuned, target, draws.calibration[0], "--original" if test is None else "--test", warm_steps)
+    train = Known.of(draws, tuned, target)
+    rows = old = None
+    if test is not None:
+        used = [draws.calibration, draws.head, draws.held_out, draws.validation]
+        rows = _labelled(draws, tuned, target, train, test, "--test", used)
+        if all(isinstance(labels, str) for labels in (rows.known, rows.tuned, rows.target)):
+            raise DataError(
+                f"nothing can be measured on it: {rows.tuned}, and {rows.known}",
+                where=rows.name,
+                fix="give labels that are the fine-tune's classes, or labels in --data for a probe",
+            )
+    if original is not None:
+        old = _labelled(draws, tuned, target, train, original, "--original", [kept])
+        if isinstance(old.target, str):
+            raise DataError(
+                f"its labels say nothing about TARGET: {old.target}",
+                where=old.name,
+                fix="give data that TARGET's own head was trained for, or leave --original out",
+            )
+    if rows is not None and warm_steps:
+        _check_warm(rows, draws)
+    return MeasureRows(rows, old, train, warm_steps)
+
+
+def _labelled(
+    draws: Draws,
+    tuned: Readout,
+    target: LoadedModel,
+    known: Known,
+    data: Any,
+    option: str,
+    used: Sequence[Sequence[Any] | None],
+) -> Labelled:
     """Return the rows that may be measured on: of the test split where there is one, none that was used."""
     dataset = _held_back(as_dataset(data), option)
     if dataset.labels is None:
         raise DataError(
             "it has no labels to measure against", where=dataset.name, fix=f"give labelled data to {option}"
         )
-    fresh = unused_rows(dataset, used)
+    fresh = unused_rows(dataset, [rows for rows in used if rows is not None])
     if not len(fresh):
         raise DataError(
             "every row of it was used to fit or to choose something",
@@ -258,51 +200,51 @@ def labelled(work: "Work", known: Known, data: Any, option: str, used: Sequence[
             fix=f"give {option} rows that are not in --data" if option == "--test" else "give other rows",
         )
     rows = dataset.subset(fresh)
-    for model in (work.said.loaded, work.target.model):
+    for model in (tuned.loaded, target):
         require_readable(model, rows.inputs[0], dataset.name)
     labels, names, words = torch.as_tensor(rows.labels), dataset.label_names, None
-    if work.task == "tokens":
-        labels, names, words = _of_words(work, rows, labels)
-    heads = (work.said, "fine-tune"), (Readout(work.target.model), "target")
+    if tuned.task == "tokens":
+        labels, names, words = _of_words(tuned, target, rows, labels)
     per_word = words is not None
-    tuned, target = (
-        as_outputs(labels, names, head, who, partly=True, per_word=per_word) for head, who in heads
+    of_tuned, of_target = (
+        as_outputs(labels, names, head, who, partly=True, per_word=per_word)
+        for head, who in ((tuned, "fine-tune"), (Readout(target), "target"))
     )
     return Labelled(
         dataset.name,
         dataset.fingerprint(),
         rows.inputs,  # type: ignore[arg-type]
-        known.numbers(work.draws.name, labels, names),
-        tuned,
-        target,
+        known.numbers(draws.name, labels, names),
+        of_tuned,
+        of_target,
         len(dataset) - len(fresh),
         words,
     )
 
 
-def words_of(work: "Work", texts: Sequence[Any]) -> Words:
+def _words_of(tuned: Readout, target: LoadedModel, texts: Sequence[Any]) -> Words:
     """Return the words of some inputs that both models have tokens for."""
-    head = work.said.head
-    models = work.said.loaded, work.target.model
-    return Words.of(texts, models, "" if head is None else head.stack)
+    return Words.of(texts, (tuned.loaded, target), "" if tuned.head is None else tuned.head.stack)
 
 
-def _of_words(work: "Work", rows: Dataset, labels: Tensor) -> tuple[Tensor, tuple[str, ...], Words]:
+def _of_words(
+    tuned: Readout, target: LoadedModel, rows: Dataset, labels: Tensor
+) -> tuple[Tensor, tuple[str, ...], Words]:
     if rows.kind != "text":
         raise DataError(
             f"it has {rows.kind}s, and labels per word need single texts",
             where=rows.name,
             fix="give rows of one text each, with a label for every word of it",
         )
-    words = words_of(work, list(rows.inputs))
-    found = word_labels(labels, rows.label_names, words)
-    if isinstance(found, str):
+    words = _words_of(tuned, target, list(rows.inputs))
+    labels_of_words = word_labels(labels, rows.label_names, words)
+    if isinstance(labels_of_words, str):
         raise DataError(
-            f"{found}, and the fine-tune answers for every word",
+            f"{labels_of_words}, and the fine-tune answers for every word",
             where=rows.name,
             fix="give every row the labels of its words in order, with spaces between",
         )
-    return *found, words
+    return *labels_of_words, words
 
 
 def _held_back(dataset: Dataset, option: str) -> Dataset:
@@ -316,3 +258,41 @@ def _held_back(dataset: Dataset, option: str) -> Dataset:
         where=dataset.name,
         fix=f"give {option} data with a test split, or without splits",
     )
+
+
+def _check_task(tuned: Readout, target: LoadedModel, first: Any, option: str, warm_steps: int) -> None:
+    """Refuse fine-tunes whose answers no label can be held against."""
+    spans = "QuestionAnswering" in type(tuned.loaded.model).__name__
+    if tuned.task == "language" or spans:
+        answers = "with a piece of the text" if spans else "for every token of a vocabulary"
+        raise OptionError(
+            f"the fine-tune answers {answers}, and labels are classes or values",
+            where=option,
+            fix="leave it out, and measure the result with the tools of its task",
+        )
+    if tuned.task != "tokens":
+        return
+    if warm_steps:
+        raise OptionError(
+            "it is for one label per row, and the fine-tune answers for every word",
+            where="--warm-start",
+            fix="leave it out",
+        )
+    with torch.no_grad():  # a target that cannot be read token by token is known by one input
+        read_tokens(Readout(target), target.preprocess([first]))
+
+
+def _check_warm(test: Labelled, draws: Draws) -> None:
+    """Refuse fine-tunes that have nothing to learn from."""
+    labels = draws.calibration_labels
+    if labels is None or isinstance(test.known, str):
+        why = "no labels" if labels is None else "other labels than --test"
+        raise OptionError(
+            f"{draws.name} has {why} to fine-tune on",
+            where="--warm-start",
+            fix="give --data with the labels of --test",
+        )
+    if labels.dtype.is_floating_point:
+        raise OptionError(
+            "it is for classes, and the labels are values", where="--warm-start", fix="leave it out"
+        )

@@ -8,17 +8,17 @@ from torch import Tensor
 from transship.activations import SitePair, read_bias, read_weight
 from transship.activations.record import Side
 from transship.geometry import LinearMap, Moments
-from transship.verbs.transport.moved import Prepared
 from transship.verbs.transport.permutations import Axes
 from transship.verbs.transport.protocol import LayerPair, MappedMethod, TransportMethod
+from transship.verbs.transport.statistics import Statistics
 
 
 class Maps:
     """What a method is handed for a pair of sites, and the maps that it makes of it."""
 
-    def __init__(self, prepared: Prepared, method: TransportMethod, seed: int) -> None:
-        self.prepared, self.method, self.seed = prepared, method, seed
-        self._made: dict[Any, LinearMap] = {}
+    def __init__(self, statistics: Statistics, method: TransportMethod, seed: int) -> None:
+        self.statistics, self.method, self.seed = statistics, method, seed
+        self._fitted: dict[Any, LinearMap] = {}
         self._units: tuple[Any, Moments | None] = (None, None)
 
     def layer(self, pair: SitePair, vector: bool, *, gain: bool = False) -> LayerPair | str:
@@ -26,7 +26,7 @@ class Maps:
 
         A vector is the site's bias, unless it is the `gain` of a norm.
         """
-        needs = self.method.requirements
+        needs = self.method.needs
         site = pair.target
         inputs = outputs = gradients = None
         if needs.parts:
@@ -42,7 +42,7 @@ class Maps:
                 return "it takes no part in the loss, so there is no gradient to align"
         shape = (site.out_width,) if vector else (site.out_width, site.in_width)
         if needs.same_shape and any(
-            (one.out_width, one.in_width) != (site.out_width, site.in_width) for one, _ in pair.sources
+            (other.out_width, other.in_width) != (site.out_width, site.in_width) for other, _ in pair.sources
         ):
             return f"'{self.method.name}' moves between equal shapes only"
         descent = self.descent(pair, bias=vector and not gain)
@@ -63,51 +63,53 @@ class Maps:
         """Return −∂L/∂θ_B of a site's own bias or weight as it is stored, or why there is none; None for
         methods that do not read it.
         """
-        if not self.method.requirements.descent:
+        if not self.method.needs.descent:
             return None
         parameter = pair.target.bias if bias else pair.target.weight
-        return self.prepared.descent.get(parameter or "", "the target's loss has no gradient here")
+        return self.statistics.descent.get(parameter or "", "the target's loss has no gradient here")
 
     def _orders(self, pair: SitePair) -> tuple[Tensor | None, Tensor | None]:
         """Return the (output, input) order of a pair; the identity where an axis is in no group."""
-        if self.prepared.orders is None:
+        if self.statistics.orders is None:
             return None, None
-        orders, axes = self.prepared.orders
-        found = axes.get(pair.name, Axes(None, None))
+        orders, axes = self.statistics.orders
+        groups = axes.get(pair.name, Axes(None, None))
         site = pair.target
-        out = orders[found.out] if found.out in orders else torch.arange(site.out_width)
-        into = orders[found.into] if found.into in orders else torch.arange(site.in_width)
+        out = orders[groups.out] if groups.out in orders else torch.arange(site.out_width)
+        into = orders[groups.into] if groups.into in orders else torch.arange(site.in_width)
         return out, into
 
     def map(self, pair: SitePair, layer: LayerPair, side: Side) -> LinearMap:
         """Return a map of a method, fitted once for all pairs that share their Moments."""
-        assert isinstance(self.method, MappedMethod)
+        method = self._mapped
         key = self._key(pair, layer, side)
-        if key not in self._made:
-            made = self.method.input_map(layer) if side == "input" else self.method.output_map(layer)
-            self._made[key] = made
-        return self._made[key]
+        if key not in self._fitted:
+            self._fitted[key] = method.input_map(layer) if side == "input" else method.output_map(layer)
+        return self._fitted[key]
 
     def observed(self, pair: SitePair, layer: LayerPair) -> LinearMap:
         """Return the input map on the directions that the inputs showed alone."""
-        assert isinstance(self.method, MappedMethod)
         whole = self.map(pair, layer, "input")
         if whole.full_rank or whole.kind != "procrustes":
             return whole
         key = ("observed", self._key(pair, layer, "input"))
-        if key not in self._made:
-            self._made[key] = self.method.observed_map(layer) or whole
-        return self._made[key]
+        if key not in self._fitted:
+            self._fitted[key] = self._mapped.observed_map(layer) or whole
+        return self._fitted[key]
+
+    @property
+    def _mapped(self) -> MappedMethod:
+        assert self.method.mapped is not None
+        return self.method.mapped
 
     def _key(self, pair: SitePair, layer: LayerPair, side: Side) -> tuple[Any, ...]:
         """Return what is the same for all pairs that share a map."""
-        collected = self.prepared.collected
+        collected = self.statistics.collected
         entry: Any = None if collected is None else collected.entries.get((pair.name, side))
-        assert isinstance(self.method, MappedMethod)
-        which = side if self.method.two_sided else "space"
+        which = side if self._mapped.two_sided else "space"
         key: tuple[Any, ...] = (
             (which, entry)
-            if entry is not None and self.method.requirements.parts
+            if entry is not None and self.method.needs.parts
             else (side, pair.name, len(layer.shape))
         )
         if self._reads_units(pair, side) and self._unit_moments(pair) is not None:
@@ -120,12 +122,12 @@ class Maps:
         """Return the method's map of what enters (or leaves) a pair, as a map of a space by activations; None
         where the method has no maps.
         """
-        needs = self.method.requirements
+        needs = self.method.needs
         if needs.parts and not self._has(pair, side):
             return self._missing(pair, side)
         width = pair.target.in_width if side == "input" else pair.target.out_width
         if needs.same_shape and any(
-            (one.in_width if side == "input" else one.out_width) != width for one, _ in pair.sources
+            (other.in_width if side == "input" else other.out_width) != width for other, _ in pair.sources
         ):
             return f"'{self.method.name}' moves between equal shapes only"
         out, into = self._orders(pair)
@@ -133,13 +135,13 @@ class Maps:
         moments = self._moments(pair, side) if needs.parts else None
         # `inputs` of a layer as wide as the space: the map of an input is one of activations in every method
         layer = LayerPair(pair.name, (width, width), inputs=moments, input_order=order, seed=self.seed)
-        if side == "input" and isinstance(self.method, MappedMethod):
+        if side == "input" and self.method.mapped is not None:
             return self.map(pair, layer, side)
         return self.method.space_map(layer)
 
     def stream(self, stack: str) -> SitePair | None:
         """Return the first blocks of a stack, which the residual stream enters."""
-        for pair in self.prepared.matching.pairs:
+        for pair in self.statistics.matching.pairs:
             # a table that several stacks share stands in the first of them, the encoder's
             if pair.target.kind == "block" and pair.target.block == 0 and stack in ("", pair.target.stack):
                 return pair
@@ -147,11 +149,11 @@ class Maps:
 
     def residual(self, pair: SitePair) -> LinearMap | str | None:
         """Return the map of the stream that enters a first block."""
-        return self.space(pair, "input") if self.prepared.orders is None else self._permuted_residual(pair)
+        return self.space(pair, "input") if self.statistics.orders is None else self._permuted_residual(pair)
 
     def _permuted_residual(self, pair: SitePair) -> LinearMap | str | None:
-        assert self.prepared.orders is not None
-        orders, _ = self.prepared.orders
+        assert self.statistics.orders is not None
+        orders, _ = self.statistics.orders
         stem = f"{pair.target.stack}.residual"
         order = orders.get(stem, orders.get(f"{stem}.0"))
         if order is None:
@@ -159,18 +161,18 @@ class Maps:
         return self.method.space_map(LayerPair(pair.name, (len(order), len(order)), input_order=order))
 
     def _has(self, pair: SitePair, side: Side) -> bool:
-        return self.prepared.collected is not None and self.prepared.collected.has(pair, side)
+        return self.statistics.collected is not None and self.statistics.collected.has(pair, side)
 
     def _missing(self, pair: SitePair, side: Side) -> str:
-        collected = self.prepared.collected
+        collected = self.statistics.collected
         skipped = () if collected is None else collected.skipped
-        reason = next((one.reason for one in skipped if (one.pair, one.side) == (pair.name, side)), None)
+        reason = next((skip.reason for skip in skipped if (skip.pair, skip.side) == (pair.name, side)), None)
         return f"its {side} was not collected" + (f": {reason}" if reason else "")
 
     def _moments(self, pair: SitePair, side: Side) -> Moments:
-        assert self.prepared.collected is not None
+        assert self.statistics.collected is not None
         # between two source blocks, each block's Moments count alike
-        return self.prepared.collected.of(pair, side, normalise=len(pair.sources) > 1)
+        return self.statistics.collected.of(pair, side, normalise=len(pair.sources) > 1)
 
     def _seen(self, pair: SitePair, side: Side) -> Moments:
         """Return the Moments that a side's map is made of."""
@@ -181,7 +183,7 @@ class Maps:
         """Whether this side of a pair is an MLP's units, which have one map before and behind the
         activation.
         """
-        if not self.method.requirements.hidden:
+        if not self.method.needs.hidden:
             return False
         role = pair.target.role
         return role == "mlp.out" if side == "input" else role in ("mlp.in", "mlp.gate")
@@ -199,31 +201,31 @@ class Maps:
         return self._units[1]
 
     def _collect_units(self, place: tuple[str, int | None]) -> Moments | None:
-        share = self.method.requirements.hidden
-        made: Moments | None = None
+        share = self.method.needs.hidden
+        total: Moments | None = None
         behind = False
-        for one in self.prepared.matching.pairs:
-            site = one.target
+        for pair in self.statistics.matching.pairs:
+            site = pair.target
             if (site.stack, site.block) != place or site.role not in ("mlp.in", "mlp.gate", "mlp.out"):
                 continue
             side: Side = "input" if site.role == "mlp.out" else "output"
-            if not self._has(one, side):
+            if not self._has(pair, side):
                 continue
-            found = self._moments(one, side)
-            weight = (share if side == "input" else 1.0) / max(float(found.part("ab").norm()), 1e-300)
-            if made is not None and (found.width_a, found.width_b) != (made.width_a, made.width_b):
+            part = self._moments(pair, side)
+            weight = (share if side == "input" else 1.0) / max(float(part.part("ab").norm()), 1e-300)
+            if total is not None and (part.width_a, part.width_b) != (total.width_a, total.width_b):
                 return None
-            made = found.scaled(weight) if made is None else made.__iadd__(found.scaled(weight))
+            total = part.scaled(weight) if total is None else total.__iadd__(part.scaled(weight))
             behind = behind or side == "input"
-        return made if behind else None
+        return total if behind else None
 
     def _gradient(self, pair: SitePair) -> Moments | None:
-        made: Moments | None = None
+        total: Moments | None = None
         for site, weight in pair.sources:
-            one = self.prepared.gradients.get((pair.name, site.name))
-            if one is None:
+            part = self.statistics.gradients.get((pair.name, site.name))
+            if part is None:
                 return None
             if len(pair.sources) > 1:
-                one = one.scaled(weight / max(float(one.part("ab").norm()), 1e-300))
-            made = one if made is None else made + one
-        return made
+                part = part.scaled(weight / max(float(part.part("ab").norm()), 1e-300))
+            total = part if total is None else total + part
+        return total

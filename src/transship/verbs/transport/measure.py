@@ -1,27 +1,21 @@
-"""Measures a transport on labelled rows that it never saw: checked before the long work, measured after it.
-
-Nothing here chooses anything. Formulas are in `evaluate`.
-"""
+"""Measure a transport on labelled rows that it never saw: what is measured chooses nothing."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from transship.activations.readout import Reading, Readout, Task
 from transship.checkpoints.card import Input
-from transship.errors import DataError, OptionError
-from transship.verbs.transport.calibrate import draw_kept
+from transship.progress import Progress, quiet
 from transship.verbs.transport.heads import CarriedHead
-from transship.verbs.transport.judge import Choice, agreement
-from transship.verbs.transport.labelled import Known, Labelled, labelled
-from transship.verbs.transport.labels import as_outputs
-from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.moved import Moved
+from transship.verbs.transport.labelled import MeasureRows
+from transship.verbs.transport.move import Moved
+from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.result import Result
+from transship.verbs.transport.rows import as_outputs
+from transship.verbs.transport.runner import fit_head
 from transship.verbs.transport.scores import (
     Measured,
     Row,
@@ -31,15 +25,16 @@ from transship.verbs.transport.scores import (
     reuse_head,
     warm_start,
 )
-from transship.verbs.transport.token_judge import read_tokens
+from transship.verbs.transport.statistics import Prepared
+from transship.verbs.transport.teacher import agreement
 from transship.verbs.transport.weights import shifted
 
-if TYPE_CHECKING:
-    from transship.verbs.transport.work import Work
+# of the untouched and of the transported target
+Heads = tuple[CarriedHead | None, CarriedHead | None]
 
 
 @dataclass(frozen=True, eq=False)
-class _Read:
+class _Readings:
     """What one model says: on the test rows, the probe's rows and the original domain."""
 
     test: Reading | None
@@ -47,250 +42,162 @@ class _Read:
     original: Reading | None
 
 
-@dataclass(frozen=True, eq=False)
-class Examination:
-    """Test rows and rows of the original domain, ready to be measured on."""
+def measure(plan: Plan, prepared: Prepared, result: Result, *, progress: Progress = quiet) -> Result:
+    """Return the result with the table of the fine-tuned source, the untouched and the transported target;
+    itself where the plan has no rows for that.
+    """
+    rows = plan.measured_on
+    if rows is None:
+        return result
+    heads: Heads = None, None
+    if result.head is not None:
+        penalty = result.parameters.get("penalty")
+        heads = fit_head(plan, prepared, penalty, Moved(), 0.0), result.head
+    readings = list(_readings(plan, rows, result, progress))
+    with plan.running_tuned() as tuned:
+        table = [_row("source, fine-tuned", rows, readings[0], "tuned")]
+        for name, reading, head in zip(("untouched", "transported"), readings[1:], heads, strict=True):
+            row = _row(f"target, {name}", rows, reading, "target")
+            table.append(_with_other_heads(row, rows, reading, readings[0], tuned, head))
+    measured = _table(rows, table, result.head)
+    if rows.warm_steps:
+        measured = dataclasses.replace(measured, warm=_warmed(plan, rows, result, heads))
+    given = (("test", rows.test), ("original", rows.original))
+    inputs = [Input(role, data.name, data.fingerprint) for role, data in given if data is not None]
+    return dataclasses.replace(result, measured=measured, inputs=[*result.inputs, *inputs])
 
-    test: Labelled | None = None
-    original: Labelled | None = None
-    train: Known | None = None
-    keep: Any = None
-    warm_steps: int = 0
 
-    @classmethod
-    def open(
-        cls, work: "Work", test: Any, original: Any, *, keep: Any = None, warm_steps: int = 0
-    ) -> "Examination":
-        """Read the labels and refuse what could only fail after the long work."""
-        if warm_steps and test is None:
-            raise OptionError(
-                "fine-tuning curves are measured on test rows", where="--warm-start", fix="add --test DATA"
-            )
-        if test is None and original is None:
-            return cls()
-        _check_task(work, "--test" if test is not None else "--original", warm_steps)
-        settings, draws = work.settings, work.draws
-        train = Known.of(work)
-        found = old = None
-        if test is not None:
-            used = [draws.calibration, draws.head, draws.held_out]
-            used += [] if draws.validation is None else [draws.validation]
-            found = labelled(work, train, test, "--test", used)
-            if all(isinstance(one, str) for one in (found.known, found.tuned, found.target)):
-                raise DataError(
-                    f"nothing can be measured on it: {found.tuned}, and {found.known}",
-                    where=found.name,
-                    fix="give labels that are the fine-tune's classes, or labels in --data for a probe",
-                )
-        if original is not None:
-            used = []
-            if keep is not None:
-                used = [draw_kept(keep, settings.head_inputs, settings.batch_size, settings.seed)]
-            old = labelled(work, train, original, "--original", used)
-            if isinstance(old.target, str):
-                raise DataError(
-                    f"its labels say nothing about TARGET: {old.target}",
-                    where=old.name,
-                    fix="give data that TARGET's own head was trained for, or leave --original out",
-                )
-        if found is not None and warm_steps:
-            _check_warm(found, work)
-        return cls(found, old, train, keep, warm_steps)
+def _readings(plan: Plan, rows: MeasureRows, result: Result, progress: Progress) -> Iterator[_Readings]:
+    """Yield what the fine-tuned source, the untouched and the transported target say."""
+    size, count = plan.settings.batch_size, len(rows)
 
-    def measured(self, work: "Work", result: Result) -> Result:
-        """Return the result with the table of the fine-tuned source, the untouched and the transported
-        target.
-        """
-        if self.test is None and self.original is None:
-            return result
-        heads: list[CarriedHead | None] = [None, None]
-        if result.head is not None:
-            plain = Carry(body="none", penalty=result.parameters.get("penalty"))
-            heads = [work.head(plain, Moved(), Choice(0.0, (), "given"), self.keep), result.head]
-        with work.running_tuned() as tuned:
-            theirs = self._read(work, tuned, 0)
-        readout = Readout(work.target.model)
-        said = []
-        for number, strength in enumerate((0.0, result.strength)):
-            with shifted(work.target.model.model, result.moved.dense, strength):
-                said.append(self._read(work, readout, number + 1))
-        if work.progress is not None:
-            work.progress("test", 3 * self._count(), 3 * self._count())
-        with work.running_tuned() as tuned:
-            rows = [self._row("source, fine-tuned", work, theirs, "tuned")]
-            for name, one, head in zip(("untouched", "transported"), said, heads, strict=True):
-                row = self._row(f"target, {name}", work, one, "target")
-                rows.append(self._with_other_heads(row, one, theirs, tuned, head))
-        table = self._table(work, rows, result.head)
-        if self.warm_steps:
-            table = dataclasses.replace(table, warm=self._warmed(work, result, heads))
-        return dataclasses.replace(result, measured=table, inputs=[*result.inputs, *self._inputs()])
+    def read(readout: Readout, number: int) -> _Readings:
+        progress("test", number * count, 3 * count)
+        test = None if rows.test is None else rows.test.read(readout, size)
+        train = None if rows.test is None else rows.train.read(readout, size)
+        return _Readings(test, train, None if rows.original is None else rows.original.read(readout, size))
 
-    def _count(self) -> int:
-        return sum(len(one) for one in (self.test, self.original) if one is not None)
+    with plan.running_tuned() as tuned:
+        yield read(tuned, 0)
+    for number, strength in enumerate((0.0, result.strength)):
+        with shifted(plan.target.model.model, result.moved.dense, strength):
+            yield read(plan.target_readout, number + 1)
+    progress("test", 3 * count, 3 * count)
 
-    def _read(self, work: "Work", readout: Readout, number: int) -> _Read:
-        if work.progress is not None:
-            work.progress("test", number * self._count(), 3 * self._count())
-        size = work.settings.batch_size
-        test = None if self.test is None else self.test.read(readout, size)
-        train = None if self.test is None or self.train is None else self.train.read(readout, size)
-        return _Read(test, train, None if self.original is None else self.original.read(readout, size))
 
-    def _row(self, model: str, work: "Work", said: _Read, whose: str) -> Row:
-        """Return a model's own head and its probe."""
-        row = Row(model)
-        if self.test is not None and said.test is not None and said.train is not None:
-            own = _score(said.test.outputs, getattr(self.test, whose))
-            probed = None
-            if isinstance(self.test.known, Tensor):
-                assert self.train is not None
-                assert isinstance(self.train.labels, Tensor)
-                classes = len(self.train.names) or None
-                made = probe(said.train.features, self.train.labels, said.test.features, classes)
-                probed = _score(made, self.test.known)
-            row = dataclasses.replace(row, own_head=own, probe=probed)
-        if self.original is not None and said.original is not None:
-            original = _score(said.original.outputs, getattr(self.original, whose))
-            row = dataclasses.replace(row, original=original)
-        return row
+def _row(model: str, rows: MeasureRows, readings: _Readings, whose: str) -> Row:
+    """Return a model's own head and its probe."""
+    row, test, train = Row(model), rows.test, rows.train
+    if test is not None and readings.test is not None and readings.train is not None:
+        own = _score(readings.test.outputs, getattr(test, whose))
+        probed = None
+        if isinstance(test.known, Tensor):
+            assert isinstance(train.labels, Tensor)
+            classes = len(train.names) or None
+            outputs = probe(readings.train.features, train.labels, readings.test.features, classes)
+            probed = _score(outputs, test.known)
+        row = dataclasses.replace(row, own_head=own, probe=probed)
+    if rows.original is not None and readings.original is not None:
+        original = _score(readings.original.outputs, getattr(rows.original, whose))
+        row = dataclasses.replace(row, original=original)
+    return row
 
-    def _with_other_heads(
-        self, row: Row, said: _Read, theirs: _Read, tuned: Readout, head: CarriedHead | None
-    ) -> Row:
-        """Add the fine-tuned source's head through the map of features, and the carried head."""
-        if self.test is not None and isinstance(self.test.tuned, Tensor):
-            assert said.test is not None
-            assert said.train is not None
-            assert theirs.train is not None
-            made = reuse_head(tuned.loaded, said.train.features, theirs.train.features, said.test.features)
-            row = dataclasses.replace(row, reused_head=_score(made, self.test.tuned))
-            if head is not None:
-                row = dataclasses.replace(row, carried_head=_carried(head, said.test, self.test.tuned))
-        if head is not None and self.original is not None and said.original is not None:
-            original = _carried(head, said.original, self.original.tuned)
-            row = dataclasses.replace(row, original_carried=original)
-        return row
 
-    def _warmed(self, work: "Work", result: Result, carried: Sequence[CarriedHead | None]) -> WarmStart:
-        """Fine-tune both targets on the calibration labels: with their carried heads where there are such,
-        with the target's own where it has the classes, and otherwise with new ones.
-        """
-        test, draws, target = self.test, work.draws, Readout(work.target.model)
-        assert test is not None
-        assert draws.calibration_labels is not None
-        known = draws.calibration_labels, draws.label_names
-        heads: tuple[nn.Linear, nn.Linear] | None = None
-        labels, answers, head = as_outputs(*known, target, "target", partly=True), test.target, "its own head"
-        before, after = carried
-        if before is not None and after is not None:
-            labels, answers = as_outputs(*known, work.said, "fine-tune", partly=True), test.tuned
-            heads, head = (before.linear(), after.linear()), "a carried head"
-        if isinstance(labels, str) or isinstance(answers, str):
-            labels, answers, head = draws.calibration_labels, test.known, "a new head"
-            new = _new_head(target, draws.calibration, len(draws.label_names) or int(labels.max()) + 1)
-            heads = (new, new)
-        assert isinstance(answers, Tensor)
-        return warm_start(
-            result,
-            (draws.calibration, labels.long()),
-            (test.inputs, answers.long()),
-            heads=heads,
-            head=head,
-            steps=milestones(self.warm_steps),
-            batch_size=work.settings.batch_size,
-            seed=work.settings.seed,
+def _with_other_heads(
+    row: Row,
+    rows: MeasureRows,
+    readings: _Readings,
+    theirs: _Readings,
+    tuned: Readout,
+    head: CarriedHead | None,
+) -> Row:
+    """Add the fine-tuned source's head through the map of features, and the carried head."""
+    if rows.test is not None and isinstance(rows.test.tuned, Tensor):
+        assert readings.test is not None
+        assert readings.train is not None
+        assert theirs.train is not None
+        outputs = reuse_head(
+            tuned.loaded, readings.train.features, theirs.train.features, readings.test.features
         )
-
-    def _table(self, work: "Work", rows: Sequence[Row], head: CarriedHead | None) -> Measured:
-        test, original = self.test, self.original
-        first = test or original
-        assert first is not None
-        labels = [one for one in (first.known, first.tuned, first.target) if isinstance(one, Tensor)]
-        values = labels[0].dtype.is_floating_point
-        return Measured(
-            tuple(rows),
-            "rank correlation" if values else "accuracy",
-            None if test is None else test.name,
-            0 if test is None else len(test),
-            None if original is None else original.name,
-            0 if original is None else len(original),
-            self._probe_labels(),
-            tuple(self._notes(head)),
-            unit="rows" if first.words is None else "words",
-        )
-
-    def _probe_labels(self) -> int:
-        if self.test is None or self.train is None or isinstance(self.test.known, str):
-            return 0
-        return len(self.train.labels)
-
-    def _notes(self, head: CarriedHead | None) -> Sequence[str]:
-        notes = []
-        for one in (self.test, self.original):
-            notes += [] if one is None else one.notes()
-        if self.test is not None:
-            for what, found in (
-                ("the fine-tune's head was", self.test.tuned),
-                ("TARGET's own head was", self.test.target),
-                ("the probe was", self.test.known),
-            ):
-                if isinstance(found, str):
-                    notes.append(f"{what} not measured: {found}")
+        row = dataclasses.replace(row, reused_head=_score(outputs, rows.test.tuned))
         if head is not None:
-            notes.append("what is written answers with its carried head")
-            if self.original is not None and isinstance(self.original.tuned, str):
-                notes.append(f"which has none of the original domain's answers: {self.original.tuned}")
-        return notes
-
-    def _inputs(self) -> list[Input]:
-        given = (("test", self.test), ("original", self.original))
-        return [Input(role, one.name, one.fingerprint) for role, one in given if one is not None]
+            row = dataclasses.replace(row, carried_head=_carried(head, readings.test, rows.test.tuned))
+    if head is not None and rows.original is not None and readings.original is not None:
+        original = _carried(head, readings.original, rows.original.tuned)
+        row = dataclasses.replace(row, original_carried=original)
+    return row
 
 
-def _check_task(work: "Work", option: str, warm_steps: int) -> None:
-    """Refuse fine-tunes whose answers no label can be held against."""
-    spans = "QuestionAnswering" in type(work.said.loaded.model).__name__
-    if work.task == "language" or spans:
-        answers = "with a piece of the text" if spans else "for every token of a vocabulary"
-        raise OptionError(
-            f"the fine-tune answers {answers}, and labels are classes or values",
-            where=option,
-            fix="leave it out, and measure the result with the tools of its task",
-        )
-    if work.task != "tokens":
-        return
-    if warm_steps:
-        raise OptionError(
-            "it is for one label per row, and the fine-tune answers for every word",
-            where="--warm-start",
-            fix="leave it out",
-        )
-    with torch.no_grad():  # a target that cannot be read token by token is known by one input
-        target = work.target.model
-        read_tokens(Readout(target), target.preprocess([work.draws.calibration[0]]))
+def _warmed(plan: Plan, rows: MeasureRows, result: Result, carried: Heads) -> WarmStart:
+    """Fine-tune both targets on the calibration labels: with their carried heads where there are such, with
+    the target's own where it has the classes, and otherwise with new ones.
+    """
+    test, draws, target = rows.test, plan.draws, plan.target_readout
+    assert test is not None
+    assert draws.calibration_labels is not None
+    known = draws.calibration_labels, draws.label_names
+    heads: tuple[nn.Linear, nn.Linear] | None = None
+    labels, answers, head = as_outputs(*known, target, "target", partly=True), test.target, "its own head"
+    before, after = carried
+    if before is not None and after is not None:
+        labels, answers = as_outputs(*known, plan.tuned_readout, "fine-tune", partly=True), test.tuned
+        heads, head = (before.linear(), after.linear()), "a carried head"
+    if isinstance(labels, str) or isinstance(answers, str):
+        labels, answers, head = draws.calibration_labels, test.known, "a new head"
+        new = _new_head(target, draws.calibration, len(draws.label_names) or int(labels.max()) + 1)
+        heads = (new, new)
+    assert isinstance(answers, Tensor)
+    return warm_start(
+        result,
+        (draws.calibration, labels.long()),
+        (test.inputs, answers.long()),
+        heads=heads,
+        head=head,
+        steps=milestones(rows.warm_steps),
+        batch_size=plan.settings.batch_size,
+        seed=plan.settings.seed,
+    )
 
 
-def _check_warm(test: Labelled, work: "Work") -> None:
-    """Refuse fine-tunes that have nothing to learn from."""
-    labels = work.draws.calibration_labels
-    if labels is None or isinstance(test.known, str):
-        why = "no labels" if labels is None else "other labels than --test"
-        raise OptionError(
-            f"{work.draws.name} has {why} to fine-tune on",
-            where="--warm-start",
-            fix="give --data with the labels of --test",
-        )
-    if labels.dtype.is_floating_point:
-        raise OptionError(
-            "it is for classes, and the labels are values", where="--warm-start", fix="leave it out"
-        )
+def _table(rows: MeasureRows, table: Sequence[Row], head: CarriedHead | None) -> Measured:
+    test, original = rows.test, rows.original
+    first = test or original
+    assert first is not None
+    labels = [given for given in (first.known, first.tuned, first.target) if isinstance(given, Tensor)]
+    probed = test is not None and isinstance(test.known, Tensor)
+    return Measured(
+        tuple(table),
+        "rank correlation" if labels[0].dtype.is_floating_point else "accuracy",
+        None if test is None else test.name,
+        0 if test is None else len(test),
+        None if original is None else original.name,
+        0 if original is None else len(original),
+        len(rows.train.labels) if probed else 0,
+        tuple(_notes(rows, head)),
+        unit="rows" if first.words is None else "words",
+    )
 
 
-def _new_head(target: Readout, inputs: Sequence[Any], classes: int) -> nn.Linear:
+def _notes(rows: MeasureRows, head: CarriedHead | None) -> Iterator[str]:
+    for data in (rows.test, rows.original):
+        yield from [] if data is None else data.notes()
+    if rows.test is not None:
+        for what, labels in (
+            ("the fine-tune's head was", rows.test.tuned),
+            ("TARGET's own head was", rows.test.target),
+            ("the probe was", rows.test.known),
+        ):
+            if isinstance(labels, str):
+                yield f"{what} not measured: {labels}"
+    if head is not None:
+        yield "what is written answers with its carried head"
+        if rows.original is not None and isinstance(rows.original.tuned, str):
+            yield f"which has none of the original domain's answers: {rows.original.tuned}"
+
+
+def _new_head(target: Readout, inputs: Sequence[object], classes: int) -> nn.Linear:
     """Return a head of zeros on the target's features."""
-    width = target.all(inputs[:1]).features.shape[1]
-    head = nn.Linear(width, classes)
+    head = nn.Linear(target.all(inputs[:1]).features.shape[1], classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
@@ -303,7 +210,7 @@ def _score(outputs: Tensor | None, labels: Tensor | str) -> float | None:
     return agreement(outputs.cpu(), labels, task)
 
 
-def _carried(head: CarriedHead, said: Reading, labels: Tensor | str) -> float | None:
-    if isinstance(labels, str):
-        return None
-    return _score(head.map.apply(said.features.cpu().double()), labels)
+def _carried(head: CarriedHead, reading: Reading, labels: Tensor | str) -> float | None:
+    return (
+        None if isinstance(labels, str) else _score(head.map.apply(reading.features.cpu().double()), labels)
+    )

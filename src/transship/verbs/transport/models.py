@@ -1,6 +1,8 @@
 """The three models of a transport, opened to be read and to run."""
 
 import copy
+import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,18 +13,18 @@ from torch import Tensor, nn
 from transship import parallel
 from transship.activations import LoadedModel, Matching, load_model, match_sites, parameter_names
 from transship.activations.loading import has_head, values_of
-from transship.activations.match import Depth
 from transship.activations.readout import Readout
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.errors import CheckpointError, DataError, MatchError, OptionError, TransshipError
-from transship.verbs.transport.settings import TEMPLATES
+from transship.types import Depth
+from transship.verbs.transport.settings import TEMPLATES, Opening
 from transship.verbs.transport.weights import SourceUpdate, check_relation, not_finite
 
 _VOCABULARY = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "ForPreTraining")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Participant:
     """One model: weights at rest where it came from disk, and the module that runs.
 
@@ -47,25 +49,11 @@ class Participant:
         """Return a hash of the weights."""
         if self.checkpoint is not None:
             return self.checkpoint.fingerprint()
-        import hashlib
-
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.model.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """How models are opened."""
-
-    device: str = "cpu"
-    device_map: Any = None
-    dtype: str | None = None
-    trust_remote_code: bool = False
-    allow_pickle: bool = False
-    preprocess: Any = None
 
 
 def open_participants(
@@ -83,15 +71,20 @@ def open_participants(
     about its task: those are then opened without.
     """
     _require_device(opening.device)
-    made = open_participant(tuned, opening, adapter=True)
-    language = made.loaded is None or type(made.loaded.model).__name__.endswith(_VOCABULARY)
-    first, last = (open_participant(one, opening, language=language) for one in (source, target))
-    for one in (first, made, last):
-        _require_finite(one)
-    for one in (first, made, last) if classes else ():
-        if one.loaded is not None:
-            one.loaded = zero_shot(one.loaded, classes, templates)
-    return first, made, last
+    fine_tune = open_participant(tuned, opening, adapter=True)
+    language = fine_tune.loaded is None or type(fine_tune.loaded.model).__name__.endswith(_VOCABULARY)
+    base, new = (open_participant(model, opening, language=language) for model in (source, target))
+    for participant in (base, fine_tune, new):
+        _require_finite(participant)
+    if classes:
+        base, fine_tune, new = (_with_classes(model, classes, templates) for model in (base, fine_tune, new))
+    return base, fine_tune, new
+
+
+def _with_classes(participant: Participant, classes: Sequence[str], templates: Sequence[str]) -> Participant:
+    if participant.loaded is None:
+        return participant
+    return dataclasses.replace(participant, loaded=zero_shot(participant.loaded, classes, templates))
 
 
 def open_participant(
@@ -157,14 +150,15 @@ def require_readable(model: LoadedModel, item: Any, where: str) -> None:
         ) from error
 
 
-def _require_finite(one: Participant) -> None:
+def _require_finite(participant: Participant) -> None:
     """Refuse broken weights before they are run: what they touch would be lost without a word."""
-    if one.loaded is None:
+    loaded, checkpoint = participant.loaded, participant.checkpoint
+    if loaded is None:
         return
-    for name, value in values_of(one.loaded.model):
+    for name, value in values_of(loaded.model):
         if not bool(torch.isfinite(value.detach()).all()):
-            names = {} if one.checkpoint is None else parameter_names(one.loaded, one.checkpoint)
-            raise not_finite(one.name, names.get(name, name))
+            names = {} if checkpoint is None else parameter_names(loaded, checkpoint)
+            raise not_finite(participant.name, names.get(name, name))
 
 
 def _over_vocabulary(checkpoint: Checkpoint) -> bool:
@@ -248,8 +242,8 @@ class ZeroShotClassifier(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Return the logits [images, classes]."""
         features = _tensor(self.clip.get_image_features(pixel_values=pixel_values))  # type: ignore[operator]
-        made: Tensor = self.scale * self.classifier(nn.functional.normalize(features, dim=1))
-        return made
+        logits: Tensor = self.scale * self.classifier(nn.functional.normalize(features, dim=1))
+        return logits
 
 
 def zero_shot(clip: LoadedModel, names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> LoadedModel:
@@ -272,8 +266,8 @@ def zero_shot(clip: LoadedModel, names: Sequence[str], templates: Sequence[str] 
     )
 
 
-def _tensor(made: Any) -> Tensor:
-    found: Tensor = (
-        made if isinstance(made, Tensor) else made["pooler_output"] if "pooler_output" in made else made[0]
-    )
-    return found
+def _tensor(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs
+    pooled: Tensor = outputs["pooler_output"] if "pooler_output" in outputs else outputs[0]
+    return pooled

@@ -98,23 +98,23 @@ def tail_axes(sites: Sequence[Site], axes: Mapping[str, Axes]) -> dict[str, Axes
     """
     tail = [site for site in sites if site.block is None and _in_tail(site.role)]
     inner = [site for site in tail if site.kind == "linear" and site.role != "head"]
-    found: dict[str, Axes] = {}
+    groups: dict[str, Axes] = {}
     transformed: set[str] = set()
     for site in tail:
         if site.role.startswith("head.transform"):
             first = site.kind == "linear" and site.stack not in transformed
-            found[site.name] = Axes(None, axes[site.name].into) if first else Axes(None, None)
+            groups[site.name] = Axes(None, axes[site.name].into) if first else Axes(None, None)
             transformed.update([site.stack] if first else [])
     for head in (site for site in tail if site.role == "head"):
-        fitting = [one for one in inner if one.out_width == head.in_width]
-        feeder = next((one for one in reversed(fitting) if one.stack == head.stack), None)
+        fitting = [site for site in inner if site.out_width == head.in_width]
+        feeder = next((site for site in reversed(fitting) if site.stack == head.stack), None)
         feeder = feeder or next(iter(reversed(fitting)), None)
         if feeder is None:
             continue
         units = None if feeder.role == "projection" else f"{feeder.stack}.{feeder.role}"
-        found[head.name] = Axes(None, units)
-        found[feeder.name] = Axes(units, found.get(feeder.name, axes[feeder.name]).into)
-    return found
+        groups[head.name] = Axes(None, units)
+        groups[feeder.name] = Axes(units, groups.get(feeder.name, axes[feeder.name]).into)
+    return groups
 
 
 def match_units(
@@ -152,7 +152,9 @@ def match_units(
         for axis, group in enumerate(weight.groups):
             if group is not None:
                 touching[group].append((weight, axis))
-    orders = {group: torch.arange(found[0][0].target.shape[found[0][1]]) for group, found in touching.items()}
+    orders = {
+        group: torch.arange(weight.target.shape[axis]) for group, [(weight, axis), *_] in touching.items()
+    }
     attentions = {group for group in orders if group.endswith("attention")}
     counts = {group: heads(group.split(".")[0]) if callable(heads) else heads for group in attentions}
     matched = {
@@ -169,11 +171,11 @@ def match_units(
         for index in torch.randperm(len(names), generator=generator).tolist():
             group = names[index]
             gain = _gain(touching[group], group, orders)
-            found = _within_heads(gain, matched[group]) if group in matched else _assign(gain)
-            if float(gain[torch.arange(len(found)), found].sum()) > float(
-                gain[torch.arange(len(found)), orders[group]].sum()
-            ) + 1e-9 * float(gain.abs().max()):
-                orders[group], changed = found, True
+            order = _within_heads(gain, matched[group]) if group in matched else _assign(gain)
+            places = torch.arange(len(order))
+            before = float(gain[places, orders[group]].sum())
+            if float(gain[places, order].sum()) > before + 1e-9 * float(gain.abs().max()):
+                orders[group], changed = order, True
         if not changed:
             break
     return orders, axes
@@ -212,10 +214,9 @@ def _shortcuts(weights: Iterable[_Weight]) -> Iterable[_Weight]:
             stem, _, number = (group or "").rpartition(".")
             if stem.endswith("residual") and number.isdigit():
                 widths[stem][int(number)] = weight.target.shape[axis]
-    for stem, found in widths.items():
-        numbers = sorted(found)
-        for before, after in itertools.pairwise(numbers):
-            identity = torch.eye(found[before], dtype=torch.float64)
+    for stem, by_number in widths.items():
+        for before, after in itertools.pairwise(sorted(by_number)):
+            identity = torch.eye(by_number[before], dtype=torch.float64)
             yield _Weight(identity, identity, (f"{stem}.{after}", f"{stem}.{before}"))
 
 

@@ -1,186 +1,219 @@
-"""What a transport will do, said before the long work."""
+"""What a transport will do, known before the long work: models open, sites matched, inputs drawn."""
 
+import contextlib
+import shutil
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from transship.activations.batches import longest
-from transship.activations.plan import collecting_bytes, running_bytes
-from transship.activations.readout import Readout
-from transship.checkpoints.footprint import Footprint
-from transship.errors import DataError, OptionError
+from transship.activations import Matching, SitePair
+from transship.activations.readout import Readout, Task
 from transship.numerics import format_bytes
-from transship.verbs.transport.calibrate import as_dataset
-from transship.verbs.transport.heads import require_carriable
-from transship.verbs.transport.methods.carry import Carry
-from transship.verbs.transport.models import Opening, require_readable
-from transship.verbs.transport.prepare import body_of, changed_pairs
-from transship.verbs.transport.protocol import SidedMethod, TransportMethod
-from transship.verbs.transport.token_judge import read_tokens
-
-if TYPE_CHECKING:
-    from transship.verbs.transport.work import Work
-
-
-def check_request(work: "Work", method: "str | TransportMethod", keep: Any) -> None:
-    """Refuse before any work what could only fail after it."""
-    if work.settings.strength == "auto" and not comparable(work):
-        raise OptionError(
-            "two vocabularies cannot be compared word by word, so no strength can be found by agreement",
-            where=work.target.name,
-            fix="give --strength a number; 1 adds the moved update as it is",
-        )
-    if isinstance(method, Carry):
-        require_carriable(work.task)
-    _require_inputs(work, method)
-    require_readable(work.said.loaded, work.draws.calibration[0], work.draws.name)
-    if not isinstance(method, str):
-        _require_shapes(work, method)
-    if work.task == "tokens":
-        _require_token_states(work, method)
-    if keep is None:
-        return
-    if method != "auto" and not isinstance(method, Carry):
-        raise OptionError("only a carried head keeps old answers", where="--keep", fix="add --method carry")
-    if not work.own_head():
-        raise OptionError(
-            "the target has no head with the same outputs to keep", where="--keep", fix="leave --keep out"
-        )
-    kept = as_dataset(keep)
-    require_readable(work.target.model, kept.inputs[0], kept.name)
+from transship.report import Facts, Page, Section
+from transship.verbs.transport.labelled import MeasureRows
+from transship.verbs.transport.models import (
+    Participant,
+    shares_outputs,
+)
+from transship.verbs.transport.protocol import Needs, TransportMethod
+from transship.verbs.transport.rows import Draws
+from transship.verbs.transport.settings import Settings
+from transship.verbs.transport.weights import Kinship, SourceUpdate, kinship, shifted
 
 
-def _require_inputs(work: "Work", method: "str | TransportMethod") -> None:
-    """Refuse so few inputs that nothing can be told apart or fitted on them."""
-    ranked = work.task in ("values", "features")
-    inputs, least = len(work.draws.calibration), 3 if ranked else 2
-    if isinstance(method, str) and ranked:  # methods are told apart by ranks too
-        inputs = min(inputs, len(work.draws.held_out))
-    chosen = isinstance(method, str | Carry) or work.settings.strength == "auto"
-    if chosen and comparable(work) and inputs < least:
-        raise DataError(
-            f"{inputs} {'input is' if inputs == 1 else 'inputs are'} too few to choose or to fit anything on",
-            where=work.draws.name,
-            fix="give more rows, or both --method theseus and --strength a number",
-        )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A planned transport; nothing in it changes.
 
-
-def _require_shapes(work: "Work", method: TransportMethod) -> None:
-    """Refuse a method that moves between equal shapes only where no linear map has its partner's shape."""
-    if not method.requirements.same_shape:
-        return
-    wanted = changed_pairs(work.matching_of(body_of(method)), work.update).pairs
-    maps = [pair for pair in wanted if pair.target.kind == "linear" and pair.target.role != "head"]
-    shapes = [
-        {(site.out_width, site.in_width) for site in (pair.target, *(one for one, _ in pair.sources))}
-        for pair in maps
-    ]
-    if shapes and all(len(one) > 1 for one in shapes):
-        there, here = maps[0].source, maps[0].target
-        raise OptionError(
-            f"'{body_of(method).name}' moves between equal shapes only, and {here.name} is "
-            f"{here.out_width} × {here.in_width} here and {there.out_width} × {there.in_width} in the source",
-            where=work.target.name,
-            fix="choose theseus, which moves between any widths",
-        )
-
-
-def _require_token_states(work: "Work", method: "str | TransportMethod") -> None:
-    """Refuse a model that must be read token by token and cannot: one input tells."""
-    needs = None if isinstance(method, str) else method.requirements
-    taught = needs is None or needs.gradients or needs.descent
-    fitted = taught or work.settings.strength == "auto" or isinstance(method, Carry)
-    read = [work.target] if fitted else []
-    if needs is not None and needs.gradients:  # `auto` goes on without
-        read.append(work.source)
-    with torch.no_grad():
-        for one in read:
-            read_tokens(Readout(one.model), one.model.preprocess([work.draws.calibration[0]]))
-
-
-def comparable(work: "Work") -> bool:
-    """Return whether the target's answers can be held against the fine-tuned source's without labels: a
-    vocabulary is compared with itself only.
+    Attributes:
+        source: the base of the fine-tune.
+        tuned: the fine-tune.
+        target: the model that it moves to.
+        method: how; None compares several.
+        settings: everything else that was asked for.
+        update: what the fine-tune changed.
+        relative: ‖update‖ / ‖source‖.
+        matching: which sites correspond.
+        kinship: how alike the two bases' weights are, where the method asks for it.
+        draws: rows by purpose.
+        labels: those that choose the strength, as the fine-tune numbers its outputs; or why they cannot; None
+            where they are not asked or not there.
+        kept: inputs on which a carried head keeps the target's answers.
+        measured_on: labelled rows that nothing is chosen by.
+        folder: where statistics are kept.
     """
-    if work.task != "language":
-        return True
-    words: list[dict[str, int]] = [
-        getattr(one.model.tokenizer, "get_vocab", dict)() for one in (work.source, work.target)
-    ]
-    return work.own_head() and words[0] == words[1]
+
+    source: Participant
+    tuned: Participant
+    target: Participant
+    method: TransportMethod | None
+    settings: Settings
+    update: SourceUpdate
+    relative: float
+    matching: Matching
+    kinship: Kinship | None
+    draws: Draws
+    labels: torch.Tensor | str | None = None
+    kept: Sequence[Any] | None = None
+    measured_on: MeasureRows | None = None
+    folder: Path | None = None
+
+    @property
+    def tuned_readout(self) -> Readout:
+        """Knows what the fine-tuned source's outputs are; to run it, use `running_tuned`."""
+        return Readout(self.source.model if self.tuned.loaded is None else self.tuned.loaded)
+
+    @property
+    def target_readout(self) -> Readout:
+        """Reads the target as it stands."""
+        return Readout(self.target.model)
+
+    @property
+    def task(self) -> Task:
+        """What the fine-tuned source's outputs are."""
+        return self.tuned_readout.task
+
+    @property
+    def own_head(self) -> bool:
+        """Whether the target's own head answers in the fine-tune's terms."""
+        return self.tuned_readout.shares_outputs(self.target_readout)
+
+    @property
+    def shares_outputs(self) -> bool:
+        """Whether the heads of both base models speak of the same outputs."""
+        return shares_outputs(self.source, self.target)
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the target's answers can be held against the fine-tuned source's without labels: a
+        vocabulary is compared with itself only.
+        """
+        if self.task != "language":
+            return True
+        words: list[dict[str, int]] = [
+            getattr(model.model.tokenizer, "get_vocab", dict)() for model in (self.source, self.target)
+        ]
+        return self.own_head and words[0] == words[1]
+
+    @contextlib.contextmanager
+    def running_tuned(self) -> Iterator[Readout]:
+        """Yield a readout of the fine-tuned source; an adapter runs on its base while the block runs."""
+        if self.tuned.loaded is not None:
+            yield Readout(self.tuned.loaded)
+            return
+        with shifted(self.source.model.model, self.source_changes()):
+            yield Readout(self.source.model)
+
+    def source_changes(self) -> dict[str, torch.Tensor]:
+        """Return the update of the source by parameter."""
+        names = [name for name, _ in self.source.model.model.named_parameters()]
+        return {name: self.update.dense(name) for name in names if name in self.update}
+
+    def matching_for(self, needs: Needs) -> Matching:
+        """Return which sites a method moves between.
+
+        Between relatives of other depth, a method that asks for it moves every block's update to its near
+        copy alone; `--depth nearest` and `skip` are obeyed.
+        """
+        if not (needs.near_copies and self.settings.depth == "interpolate" and other_depth(self.matching)):
+            return self.matching
+        kin = self.kinship or kinship(self.source.model, self.target.model)
+        return kin.matched(self.matching, self.source.model.sites) if kin.related else self.matching
+
+    def changed_pairs(self, needs: Needs | None = None) -> Matching:
+        """Return the pairs whose source changed, and the blocks that tables need: the others cost nothing."""
+        return changed_pairs(self.matching if needs is None else self.matching_for(needs), self.update)
+
+    def forget(self) -> None:
+        """Remove the saved statistics."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def result_bytes(self) -> int:
+        """About how much the result takes on disk at most.
+
+        An adapter stays one, and small, unless it gets a head, is moved in parts or by a method without maps;
+        `auto` may carry a head.
+        """
+        checkpoint, method = self.target.checkpoint, self.method
+        small = self.task in ("features", "language") if method is None else method.keeps_rank
+        if checkpoint is None or (self.update.adapter and small and self.settings.path_steps == 1):
+            return 0
+        return checkpoint.nbytes
+
+    def page(self) -> Page:
+        """Return what will be done, in a few lines."""
+        settings, draws = self.settings, self.draws
+        maps = [pair for pair in self.changed_pairs().pairs if pair.target.kind == "linear"]
+        depths = self.matching.depths.items()
+        moments = sum(
+            8 * (site.in_width * pair.target.in_width + site.out_width * pair.target.out_width)
+            for pair in maps
+            for site, _ in pair.sources
+        )
+        missing = Counter(left.reason for left in self.matching.unmatched if left.side == "source")
+        lines = {
+            "update": f"{self.tuned.name} differs from {self.source.name} by {100 * self.relative:.2f} %"
+            + (", as an adapter" if self.update.adapter else ""),
+            "target": f"{self.target.name}: {len(maps)} linear maps with partners"
+            + "".join(
+                f"; {stack or 'blocks'}: {there} blocks to {here}"
+                for stack, (there, here) in depths
+                if there or here
+            ),
+            "inputs": f"{len(draws.calibration)} of {draws.name} for the maps" + self._strength_by(),
+            "memory": f"about {format_bytes(moments)} of Moments",
+            "method": f"{'auto' if self.method is None else self.method.name}, strength {settings.strength}"
+            + (f", {settings.path_steps} path steps" if settings.path_steps > 1 else ""),
+        }
+        if missing:
+            sites = [
+                f"{count} {'site' if count == 1 else 'sites'}: {reason}"
+                for reason, count in missing.most_common(5)
+            ]
+            lines["no partner"] = "; ".join(sites)
+        return Page("", "", [Section("", [Facts(lines)])])
+
+    def _strength_by(self) -> str:
+        """Say which inputs choose the strength, where one is to be found."""
+        if isinstance(self.labels, str):
+            return f"; its labels choose nothing: {self.labels}"
+        return "" if self.labels is None else f", {len(self.labels)} labelled ones for the strength"
 
 
-def plan_lines(work: "Work", method: "str | TransportMethod") -> list[str]:
-    """Return the plan in a few lines."""
-    settings, draws = work.settings, work.draws
-    wanted = changed_pairs(work.matching, work.update)
-    maps = [pair for pair in wanted.pairs if pair.target.kind == "linear"]
-    missing = Counter(one.reason for one in work.matching.unmatched if one.side == "source")
-    lines = [
-        f"update     {work.tuned.name} differs from {work.source.name} by {100 * work.relative:.2f} %"
-        + (", as an adapter" if work.update.adapter else ""),
-        f"target     {work.target.name}: {len(maps)} linear maps with partners"
-        + "".join(
-            f"; {stack or 'blocks'}: {there} blocks to {here}"
-            for stack, (there, here) in work.matching.depths.items()
-            if there or here
-        ),
-        f"inputs     {len(draws.calibration)} of {draws.name} for the maps" + _strength_by(work),
-        f"memory     about {format_bytes(_moments_bytes(work))} of Moments",
-        f"method     {method if isinstance(method, str) else method.name}, strength {settings.strength}"
-        + (f", {settings.path_steps} path steps" if settings.path_steps > 1 else ""),
-    ]
-    lines += [
-        f"no partner {count} {'site' if count == 1 else 'sites'}: {reason}"
-        for reason, count in missing.most_common(5)
-    ]
-    return lines
+def changed_pairs(matching: Matching, update: SourceUpdate) -> Matching:
+    """Return the pairs whose source changed, and the blocks that tables need."""
+    changed = set(update.changed({name for pair in matching.pairs for name in _names(pair)}))
+    tables = any(
+        pair.target.kind in ("embedding", "conv", "parameter") and set(_names(pair)) & changed
+        for pair in matching.pairs
+    )
+    queries = {
+        (pair.target.stack, pair.target.block)
+        for pair in matching.pairs
+        if pair.target.role == "embedding.relative" and set(_names(pair)) & changed
+    }
+
+    def wanted(pair: SitePair) -> bool:
+        site = pair.target
+        if site.kind == "block":
+            return tables and site.block == 0
+        relative = site.role == "attention.query" and (site.stack, site.block) in queries
+        return relative or bool(set(_names(pair)) & changed)
+
+    return Matching(
+        tuple(pair for pair in matching.pairs if wanted(pair)), matching.unmatched, matching.depths
+    )
 
 
-def _strength_by(work: "Work") -> str:
-    """Say which inputs choose the strength, where one is to be found."""
-    labels = work.labels()
-    if isinstance(labels, str):
-        return f"; its labels choose nothing: {labels}"
-    return "" if labels is None else f", {len(labels)} labelled ones for the strength"
+def _names(pair: SitePair) -> list[str]:
+    return [name for site, _ in pair.sources for name in (site.weight, site.bias) if name is not None]
 
 
-def target_bytes(work: "Work", method: "str | TransportMethod") -> int:
-    """Return about how much the result takes on disk at most.
-
-    An adapter stays one, and small, unless it gets a head, is moved in parts or by a method without maps;
-    `auto` may carry a head.
-    """
-    checkpoint = work.target.checkpoint
-    if isinstance(method, str):
-        small = work.task in ("features", "language")
-    else:
-        small = isinstance(method, SidedMethod)
-    if checkpoint is None or (work.update.adapter and small and work.settings.path_steps == 1):
-        return 0
-    return checkpoint.nbytes
-
-
-def memory_bytes(models: Sequence[str], opening: Opening, batch: int, inputs: Sequence[Any]) -> int:
-    """Return what SOURCE, TUNED and TARGET take at most beside the interpreter; nothing of them is loaded.
-
-    The models; what is moved, once as it is made and once on the target to be judged; Moments and the rows
-    that wait for them; one batch.
-    """
-    allowed = {"trust_remote_code": opening.trust_remote_code, "allow_pickle": opening.allow_pickle}
-    source, tuned, target = (Footprint.of(one, dtype=opening.dtype, **allowed) for one in models)
-    tokens = [longest(models[place], inputs) for place in (0, 2)]
-    running = running_bytes(source, target, batch, max(tokens, key=lambda count: count or 0))
-    weights = source.weights + tuned.weights + 3 * target.weights
-    return weights + collecting_bytes(source, target) + running
-
-
-def _moments_bytes(work: "Work") -> int:
-    total = 0
-    for pair in changed_pairs(work.matching, work.update).pairs:
-        if pair.target.kind == "linear":
-            for site, _ in pair.sources:
-                total += 8 * (site.in_width * pair.target.in_width + site.out_width * pair.target.out_width)
-    return total
+def other_depth(matching: Matching) -> bool:
+    return any(there != here for there, here in matching.depths.values())

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -24,26 +24,39 @@ from transship.registry import Method, method_name
 
 
 @dataclass(frozen=True)
-class Requirements:
-    """What has to be prepared before a method can run.
+class Rebasin:
+    """How permutations are looked for; see `permutations.match_units`."""
+
+    residual: Literal["shared", "segments"] = "shared"
+    sweeps: int = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What the runner must prepare before a method can run.
 
     Attributes:
         parts: the parts of the activation Moments that it reads; empty when it needs no activations.
         gradients: whether it reads Moments of the output gradients (one backward pass of each base model).
-        descent: whether it reads the target's own weight gradients.
-        permutations: whether it reads permutations that match the source's units to the target's.
+        descent: which of the target's own weight gradients it reads: their sum over the inputs (`mean`), or a
+            count of the inputs' own signs (`max`); empty for none.
+        permutations: how units of the source are matched to the target's by weights; None where they are not.
         same_shape: whether it can only move updates between layers of equal shape.
+        near_copies: whether, between relatives of other depth, blocks are paired with their near copies.
         head: whether it fits a head for the target.
+        penalty: λ of that head, relative to the mean variance of the features; None chooses it.
         hidden: the weight that an MLP's units behind the activation get in their Moments; one map then stands
             for the units on both sides of the activation. 0 keeps the two sides apart.
     """
 
     parts: tuple[Part, ...] = ()
     gradients: bool = False
-    descent: bool = False
-    permutations: bool = False
+    descent: Literal["", "mean", "max"] = ""
+    permutations: Rebasin | None = None
     same_shape: bool = False
+    near_copies: bool = False
     head: bool = False
+    penalty: float | None = None
     hidden: float = 0.0
 
 
@@ -77,20 +90,30 @@ class LayerPair:
         """Return the Moments `inputs`, `outputs` or `gradients`; a clear error when they were not
         collected.
         """
-        found: Moments | None = getattr(self, which)
-        if found is None:
+        moments: Moments | None = getattr(self, which)
+        if moments is None:
             raise MatchError(
                 f"there are no Moments of its {which}",
                 where=self.name,
                 fix="collect them for this pair first",
             )
-        return found
+        return moments
 
 
 class TransportMethod(Method):
     """A way of moving an update from a source layer to a target layer. Frozen dataclass; no state, no
     files.
+
+    Attributes:
+        place_in_auto: its place among what `--method auto` uses, in the order it is tried; None for no place.
+        part_in_auto: what it is there: a candidate, a head around each candidate (its field `body`), or a
+            control that no choice may fall behind.
+        keeps_rank: whether a low-rank update keeps its rank.
     """
+
+    place_in_auto: ClassVar[int | None] = None
+    part_in_auto: ClassVar[Literal["candidate", "head", "control"]] = "candidate"
+    keeps_rank: ClassVar[bool] = False
 
     @cached_property
     def name(self) -> str:
@@ -98,9 +121,19 @@ class TransportMethod(Method):
         return method_name(type(self))
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """What must be prepared."""
-        return Requirements()
+        return Needs()
+
+    @property
+    def body_method(self) -> "TransportMethod | None":
+        """The method that moves the weights: itself, unless it leaves that to another, or moves none."""
+        return self
+
+    @property
+    def mapped(self) -> "MappedMethod | None":
+        """Itself, where it has one map per side of a layer."""
+        return None
 
     @abstractmethod
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
@@ -137,6 +170,11 @@ class MappedMethod(TransportMethod):
 
     two_sided: ClassVar[bool] = True
 
+    @property
+    def mapped(self) -> "MappedMethod":
+        """Itself."""
+        return self
+
     @abstractmethod
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return T_in (in_a × in_b)."""
@@ -169,6 +207,8 @@ class SidedMethod(MappedMethod):
 
     Because the form is a product, the factors of a low-rank update move one by one and the rank stays.
     """
+
+    keeps_rank: ClassVar[bool] = True
 
 
 def move(
@@ -232,5 +272,5 @@ def gaussian_like(
     generator = torch.Generator().manual_seed(derive_seed(seed, "random update", name, len(shape)))
     noise = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
     scale = update.double().norm() / noise.norm().clamp_min(torch.finfo(torch.float64).tiny)
-    made: Tensor = (noise * scale).to(update.dtype)
-    return made
+    scaled: Tensor = (noise * scale).to(update.dtype)
+    return scaled

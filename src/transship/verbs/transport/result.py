@@ -7,12 +7,13 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from transship.activations import parameter_names
@@ -23,65 +24,20 @@ from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard, as_json
 from transship.checkpoints.write import TensorPlan, applied, write_checkpoint
 from transship.errors import OptionError, OutputError
+from transship.report import html
+from transship.verbs.transport.account import Account, Candidate, Choice
 from transship.verbs.transport.heads import CarriedHead
-from transship.verbs.transport.judge import Choice
-from transship.verbs.transport.models import Participant
-from transship.verbs.transport.moved import Moved
-from transship.verbs.transport.scores import Measured
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One row of the comparison that `auto` makes."""
-
-    method: str
-    strength: float
-    agreement: float
-    validation: float | None = None
+from transship.verbs.transport.move import Moved
+from transship.verbs.transport.plan import Plan
+from transship.verbs.transport.protocol import TransportMethod
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
-    """A transported fine-tune.
+class Result(Account):
+    """A transported fine-tune: the moved update at a strength, ready to be looked at and written.
 
-    Attributes:
-        source: the base of the fine-tune.
-        tuned: the fine-tune.
-        target: the model that it moved to.
-        method: the method's name.
-        parameters: everything that was chosen.
-        moved: the target's update at strength 1, with what was moved and what was not.
-        choice: the strength and how it was found.
-        head: a carried head, or None.
-        candidates: what `auto` compared.
-        compared_on: which inputs it compared them on.
-        metrics: measured quality by name.
-        adapter: whether the update came, and is saved, as an adapter.
-        notes: sentences for the user.
-        inputs: hashes of everything that went in.
-        measured: what was measured on test rows and on the original domain, where such were given.
+    Its attributes are those of its account; `summary` is what `--json` prints.
     """
-
-    source: Participant
-    tuned: Participant
-    target: Participant
-    method: str
-    parameters: Mapping[str, Any]
-    moved: Moved
-    choice: Choice
-    head: CarriedHead | None = None
-    candidates: Sequence[Candidate] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    adapter: bool = False
-    notes: Sequence[str] = ()
-    inputs: Sequence[Input] = ()
-    measured: Measured | None = None
-    compared_on: str = ""
-
-    @property
-    def strength(self) -> float:
-        """α of θ_B + α τ_B."""
-        return self.choice.strength
 
     def at(self, strength: float) -> "Result":
         """Return the same transport at another strength; nothing is collected anew. A carried head stays as
@@ -94,15 +50,15 @@ class Result:
 
     def model(self) -> nn.Module:
         """Return a copy of the target with the update added and the head in place."""
-        made = copy.deepcopy(self.target.model.model)
-        parameters = dict(made.named_parameters())
+        module = copy.deepcopy(self.target.model.model)
+        parameters = dict(module.named_parameters())
         with torch.no_grad():
             if self.strength != 0.0:
                 for name, change in self.moved.dense.items():
                     parameters[name].add_(self.strength * change.to(parameters[name]))
             if self.head is not None:
-                _install(made, Readout(self.target.model), self.head)
-        return made
+                _install(module, Readout(self.target.model), self.head)
+        return module
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write the result: an adapter where the update came as one, otherwise the whole target."""
@@ -116,7 +72,8 @@ class Result:
 
     def _folders(self) -> dict[str, Any]:
         read = {"SOURCE": self.source, "TUNED": self.tuned, "TARGET": self.target}
-        return {role: None if one.checkpoint is None else one.checkpoint.folder for role, one in read.items()}
+        checkpoints = {role: model.checkpoint for role, model in read.items()}
+        return {role: None if read is None else read.folder for role, read in checkpoints.items()}
 
     def update(self) -> Update:
         """Return strength × τ_B under the names of the target's checkpoint."""
@@ -145,40 +102,10 @@ class Result:
         }
         return Update.from_arrays(arrays, base=target)
 
-    def summary(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
-        return {
-            "source": self.source.name,
-            "tuned": self.tuned.name,
-            "target": self.target.name,
-            "method": self.method,
-            "parameters": dict(self.parameters),
-            "strength": self.strength,
-            "strength_by": self.choice.by,
-            "curve": [list(point) for point in self.choice.curve],
-            "candidates": [dataclasses.asdict(one) for one in self.candidates],
-            "compared_on": self.compared_on,
-            "metrics": dict(self.metrics),
-            "measured": None if self.measured is None else self.measured.summary(),
-            "norm_kept": self.moved.norm_after / self.moved.norm_before if self.moved.norm_before else None,
-            "layers": [dataclasses.asdict(layer) | {"kept": layer.kept} for layer in self.moved.layers],
-            "not_moved": [
-                dataclasses.asdict(one) | {"norm": None if one.norm != one.norm else one.norm}
-                for one in self.moved.left
-            ],
-            "head": None
-            if self.head is None
-            else {"inputs": self.head.inputs, "kept": self.head.kept, **self.head.details},
-            "notes": list(self.notes),
-        }
-
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a page to look at."""
-        from transship.report import html
-        from transship.verbs.transport.page import page
-
         require_apart(path, self._folders())
-        return html.write(page(self), path, force=force)
+        return html.write(self.page(), path, force=force)
 
     def _save_checkpoint(self, folder: Path, force: bool) -> Path:
         target = self.target.checkpoint
@@ -213,26 +140,24 @@ class Result:
         values = {names[readout.head.weight]: self.head.weight}
         if readout.head.bias is not None:
             values[names[readout.head.bias]] = self.head.bias
-        made = []
+        replaced = []
         for plan in plans:
             if plan.name in values:
                 value = values[plan.name]
                 plan = plan._replace(shape=tuple(value.shape), producer=_keeping(value))
-            made.append(plan)
-        return made, _relabelled(config, self.head, self.head.weight.shape[0]), {}
+            replaced.append(plan)
+        return replaced, _relabelled(config, self.head, self.head.weight.shape[0]), {}
 
     def _save_module(self, folder: Path, force: bool) -> Path:
-        from safetensors.torch import save_file
-
-        made, readout = self.model(), Readout(self.target.model)
+        module, readout = self.model(), Readout(self.target.model)
         files: dict[str, str | bytes] = dict(self._card("transformers").files())
         if self.head is not None and readout.head is None:  # a bare module has no place for it
             files |= _beside(self.head, readout)
         with atomic_folder(folder, force=force) as place:
-            if hasattr(made, "save_pretrained"):
-                made.save_pretrained(place)  # type: ignore[operator]
+            if hasattr(module, "save_pretrained"):
+                module.save_pretrained(place)  # type: ignore[operator]
             else:
-                tensors = {name: tensor.detach().clone() for name, tensor in made.state_dict().items()}
+                tensors = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
                 save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
             for name, content in files.items():
                 (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
@@ -252,10 +177,62 @@ class Result:
         )
 
 
+def result_of(
+    plan: Plan,
+    method: TransportMethod,
+    moved: Moved,
+    choice: Choice,
+    head: CarriedHead | None,
+    candidates: Sequence[Candidate] = (),
+    notes: Sequence[str] = (),
+) -> Result:
+    """Put everything together."""
+    settings = plan.settings
+    chosen = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    parameters = {
+        **{field.name: getattr(method, field.name) for field in dataclasses.fields(method)},  # type: ignore[arg-type]
+        **{
+            name: value
+            for name, value in chosen.items()
+            if name not in ("roles", "grid", "strength", "templates") and value != ()
+        },
+        **({"templates": settings.phrases} if settings.classes else {}),
+        "roles": dataclasses.asdict(settings.roles),
+        "strength": choice.strength,
+    }
+    models = (("source", plan.source), ("tuned", plan.tuned), ("target", plan.target))
+    inputs = [Input(role, model.name, model.fingerprint()) for role, model in models]
+    metrics = {choice.by: choice.score} if choice.curve else {}
+    if 0.0 in dict(choice.curve):
+        metrics[f"{choice.by}, untouched target"] = dict(choice.curve)[0.0]
+    return Result(
+        plan.source,
+        plan.tuned,
+        plan.target,
+        method.name,
+        parameters,
+        moved,
+        choice,
+        head,
+        candidates,
+        metrics,
+        plan.update.adapter and bool(moved.factors),
+        [*notes, *_asides(plan, moved, choice, head)],
+        [*inputs, Input("data", plan.draws.name, plan.draws.fingerprint)],
+    )
+
+
+def _asides(plan: Plan, moved: Moved, choice: Choice, head: CarriedHead | None) -> Iterator[str]:
+    """Yield what a user should know beside the figures."""
+    if isinstance(plan.labels, str) and choice.curve:
+        yield f"the labels of {plan.draws.name} chose nothing: {plan.labels}"
+    if plan.update.adapter and (head is not None or not moved.factors):
+        why = "of its new head" if head is not None else "what was moved has no low rank"
+        yield f"the adapter becomes a whole model, because {why}"
+
+
 def _beside(head: CarriedHead, readout: Readout) -> dict[str, str | bytes]:
     """Return the files of a head that the model itself has no place for."""
-    from safetensors.torch import save
-
     about = {
         "task": head.task,
         "labels": list(head.label_names),
@@ -287,14 +264,14 @@ def _relabelled(config: dict[str, Any], head: CarriedHead, outputs: int) -> dict
         if len(head.label_names) == outputs
         else [f"LABEL_{number}" for number in range(outputs)]
     )
-    made = {
+    relabelled = {
         **config,
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
     if "num_labels" in config:
-        made["num_labels"] = outputs
-    return made
+        relabelled["num_labels"] = outputs
+    return relabelled
 
 
 def _keeping(value: Tensor) -> Callable[[], Tensor]:

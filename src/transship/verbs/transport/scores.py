@@ -1,10 +1,12 @@
-"""What was measured on test rows, and on the domain that the target knew before: a table, row by model."""
+"""How good a transported fine-tune is: heads and probes on test rows, the domain that the target knew before,
+and fine-tunes that begin with it. Nothing here chooses anything.
+"""
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,63 +15,10 @@ from transship.activations import LoadedModel
 from transship.activations.readout import Readout
 from transship.errors import DataError, OptionError
 from transship.geometry import Moments, procrustes, ridge_of
-
-if TYPE_CHECKING:
-    from transship.verbs.transport.result import Result
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Accuracies of one model; None where a measure does not apply.
-
-    Attributes:
-        own_head: with the model's own (or carried) head.
-        probe: a ridge probe on frozen features, fitted on labelled training rows.
-        reused_head: the fine-tuned source's head on features turned into the source's space.
-        original: with its own head on data of the target's original domain.
-    """
-
-    own_head: float | None = None
-    probe: float | None = None
-    reused_head: float | None = None
-    original: float | None = None
-
-
-def evaluate(
-    model: LoadedModel,
-    test: tuple[Sequence[Any], Tensor],
-    *,
-    train: tuple[Sequence[Any], Tensor] | None = None,
-    tuned: LoadedModel | None = None,
-    original: tuple[Sequence[Any], Tensor] | None = None,
-) -> Evaluation:
-    """Measure a model on labelled test rows.
-
-    Args:
-        model: untouched, transported or fine-tuned.
-        test: inputs and classes.
-        train: labelled rows for the probe; its inputs, unlabelled, also fit the rotation for the reused head.
-        tuned: the fine-tuned source, whose head is reused.
-        original: rows of the domain that the target knew before.
-    """
-    readout = Readout(model)
-    reading = readout.all(test[0])
-    own = None
-    if reading.outputs is not None and reading.outputs.shape[1] > int(test[1].max()):
-        own = _accuracy(reading.outputs, test[1])
-    probed = reused = None
-    if train is not None:
-        known = readout.all(train[0]).features
-        probed = _accuracy(probe(known, train[1], reading.features), test[1])
-        if tuned is not None:
-            reused = _accuracy(
-                reuse_head(tuned, known, Readout(tuned).all(train[0]).features, reading.features), test[1]
-            )
-    old = None
-    if original is not None:
-        outputs = readout.all(original[0]).outputs
-        old = None if outputs is None else _accuracy(outputs, original[1])
-    return Evaluation(own, probed, reused, old)
+from transship.report import Column, Table, Text
+from transship.report.blocks import Block
+from transship.report.figures import lines
+from transship.verbs.transport.models import Participant
 
 
 def reuse_head(tuned: LoadedModel, known: Tensor, theirs: Tensor, features: Tensor) -> Tensor:
@@ -84,8 +33,8 @@ def reuse_head(tuned: LoadedModel, known: Tensor, theirs: Tensor, features: Tens
     turn = procrustes(Moments.of(known.double(), theirs.double()), centre=True, scale=True)
     head = tuned.model.get_submodule(readout.head.path)
     with torch.no_grad():
-        made: Tensor = head(turn.apply(features.double()).to(next(head.parameters()).dtype))
-    return made
+        outputs: Tensor = head(turn.apply(features.double()).to(next(head.parameters()).dtype))
+    return outputs
 
 
 def probe(known: Tensor, labels: Tensor, features: Tensor, classes: int | None = None) -> Tensor:
@@ -102,10 +51,6 @@ def probe(known: Tensor, labels: Tensor, features: Tensor, classes: int | None =
     else:
         wanted = nn.functional.one_hot(labels.long(), classes or int(labels.max()) + 1).double()
     return ridge_of(known.double(), wanted.to(known.device), name="probe").apply(features.double())
-
-
-def _accuracy(outputs: Tensor, labels: Tensor) -> float:
-    return float((outputs.argmax(1).cpu() == labels.cpu()).double().mean())
 
 
 Rows = tuple[Sequence[Any], Tensor]
@@ -140,16 +85,38 @@ class WarmStart:
         """Return the curves by the names that people read."""
         return {"from the target": self.target, "from the transported": self.transported}
 
-    def lines(self) -> Iterator[str]:
-        """Yield the curves for a terminal."""
-        yield f"accuracy of fine-tunes on {self.labels} labels, which begin with {self.head}, after steps"
-        yield f"{'':20s}" + "".join(f"  {point.step:>8d}" for point in self.target)
-        for name, curve in self.curves().items():
-            yield f"{name:20s}" + "".join(f"  {point.accuracy:8.4f}" for point in curve)
+    def blocks(self) -> list[Block]:
+        """Return the curves as a table and a figure."""
+        curves = self.curves()
+        caption = (
+            f"Accuracy of fine-tunes on {self.labels} labels, the same batches for both, by steps; "
+            f"they begin with {self.head}."
+        )
+        columns = [Column("fine-tune"), *(Column(str(point.step), decimals=4) for point in self.target)]
+        rows = [[name, *(point.accuracy for point in curve)] for name, curve in curves.items()]
+        figure = lines(
+            [point.step for point in self.target],
+            {name: [point.accuracy for point in curve] for name, curve in curves.items()},
+            x_title="steps of fine-tuning",
+            y_title="accuracy on test rows",
+            caption=caption,
+        )
+        return [Table(columns, rows, caption), figure]
+
+
+class Transported(Protocol):
+    """A target, and the module that it has become."""
+
+    @property
+    def target(self) -> Participant:
+        """The target as it was."""
+
+    def model(self) -> nn.Module:
+        """Return it transported."""
 
 
 def warm_start(
-    result: "Result",
+    result: Transported,
     train: Rows,
     test: Rows,
     *,
@@ -192,7 +159,7 @@ def milestones(steps: int) -> tuple[int, ...]:
     return tuple(sorted({0, *(round(steps * part) for part in (0.1, 0.25, 0.5, 1.0))}))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Learning:
     readout: Readout
     head: nn.Linear | None
@@ -201,8 +168,8 @@ class _Learning:
 
     def curve(self, steps: Sequence[int], rate: float, batch_size: int, seed: int) -> tuple[Point, ...]:
         parts = [self.readout.loaded.model, *([] if self.head is None else [self.head])]
-        learned = [one for part in parts for one in part.parameters() if one.requires_grad]
-        optimiser = torch.optim.AdamW(learned, lr=rate)
+        trained = [weight for part in parts for weight in part.parameters() if weight.requires_grad]
+        optimiser = torch.optim.AdamW(trained, lr=rate)
         generator = torch.Generator().manual_seed(seed)
         points = []
         for step in range(max(steps) + 1):
@@ -212,24 +179,24 @@ class _Learning:
             with torch.enable_grad():
                 batch = self.readout.loaded.preprocess([self.train[0][row] for row in rows])
                 read = self.readout(batch)
-                made = self._outputs(read.features, read.outputs)
+                outputs = self._outputs(read.features, read.outputs)
                 optimiser.zero_grad(set_to_none=True)
-                wanted = self.train[1][rows].to(made.device)
-                nn.functional.cross_entropy(made, wanted).backward()  # type: ignore[no-untyped-call]
+                wanted = self.train[1][rows].to(outputs.device)
+                nn.functional.cross_entropy(outputs, wanted).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
         return tuple(points)
 
     def _point(self, step: int) -> Point:
         read = self.readout.all(self.test[0])
         with torch.no_grad():
-            made = self._outputs(read.features, read.outputs).cpu()
-        right = (made.argmax(1) == self.test[1]).double().mean()
-        return Point(step, float(nn.functional.cross_entropy(made, self.test[1])), float(right))
+            outputs = self._outputs(read.features, read.outputs).cpu()
+        right = (outputs.argmax(1) == self.test[1]).double().mean()
+        return Point(step, float(nn.functional.cross_entropy(outputs, self.test[1])), float(right))
 
     def _outputs(self, features: Tensor, outputs: Tensor | None) -> Tensor:
         if self.head is not None:
-            made: Tensor = self.head(features.to(self.head.weight))
-            return made
+            answers: Tensor = self.head(features.to(self.head.weight))
+            return answers
         if outputs is None:
             raise DataError(
                 "it has no head to fine-tune", where=self.readout.loaded.name, fix="give a headed target"
@@ -320,19 +287,14 @@ class Measured:
             parts.append(f"the original domain was {NOT_MEASURED}")
         return "; ".join(parts)
 
-    def lines(self) -> Iterator[str]:
-        """Yield the table for a terminal."""
-        columns = self.columns()
-        yield self.caption()
-        yield f"{'':20s}" + "".join(f"  {title:>17s}" for title in columns.values())
-        for row in self.rows:
-            values = [getattr(row, name) for name in columns]
-            yield f"{row.model:20s}" + "".join(
-                f"  {'–' if value is None else format(value, '.4f'):>17s}" for value in values
-            )
-        yield from self.notes
-        if self.warm is not None:
-            yield from self.warm.lines()
+    def blocks(self) -> list[Block]:
+        """Return the table, what could not be measured, and the curves."""
+        titles = self.columns()
+        columns = [Column("model"), *(Column(title, decimals=4) for title in titles.values())]
+        rows = [[row.model, *(getattr(row, name) for name in titles)] for row in self.rows]
+        table = Table(columns, rows, self.caption())
+        notes = [Text(note, "note") for note in self.notes]
+        return [table, *notes, *([] if self.warm is None else self.warm.blocks())]
 
     def metrics(self) -> dict[str, float]:
         """Return the figures by name, for a model card."""
@@ -346,7 +308,7 @@ class Measured:
 
     def summary(self) -> dict[str, Any]:
         """Return what `--json` prints."""
-        found = asdict(self)
+        entries = asdict(self)
         if self.original is None:
-            found["original"] = NOT_MEASURED
-        return found
+            entries["original"] = NOT_MEASURED
+        return entries

@@ -17,18 +17,17 @@ paper's choice.
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from transship.activations.match import Depth
-from transship.activations.tokens import Align
 from transship.errors import OptionError
-from transship.registry import unknown
+from transship.fields import setting, unknown
+from transship.types import Align, Depth
 
 # 0 first: a transport that helps nobody leaves the target alone
 GRID: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 TEMPLATES: tuple[str, ...] = ("a photo of a {}.",)
-Choice = Literal["move", "keep"]
+MoveOrKeep = Literal["move", "keep"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +45,12 @@ class Roles:
     """
 
     norms: Literal["vector", "diagonal", "keep"] = "vector"
-    tokens: Choice = "move"
-    positions: Choice = "move"
-    special: Choice = "move"
-    patches: Choice = "move"
-    relative: Choice = "move"
-    head: Choice = "move"
+    tokens: MoveOrKeep = "move"
+    positions: MoveOrKeep = "move"
+    special: MoveOrKeep = "move"
+    patches: MoveOrKeep = "move"
+    relative: MoveOrKeep = "move"
+    head: MoveOrKeep = "move"
 
     @classmethod
     def parse(cls, given: "Roles | str | dict[str, str]") -> "Roles":
@@ -81,18 +80,18 @@ PAPER = Roles(tokens="keep", positions="keep", special="keep", patches="keep", r
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that a transport can be told beside its models, data and method.
+    """Everything that a transport can be told, apart from its models, data and method.
 
     Attributes:
         strength: a number, or `auto`.
-        batches: B calibration batches of `batch_size` unlabelled inputs.
+        batches: batches of inputs that maps are fitted on.
         batch_size: inputs per batch.
-        shots: K labelled examples per class instead of batches.
+        shots: labelled inputs per class, instead of batches.
+        path_steps: move it in so many parts, maps re-estimated between.
         head_inputs: inputs that a carried head is fitted on.
-        path_steps: the update is moved in so many parts, maps re-estimated between.
-        depth: what stands for a target block: interpolate, nearest or skip.
-        align: how tokens correspond.
-        tokens_per_input: at most so many tokens per input; None chooses by the widths, 0 takes all.
+        depth: what stands for a block of a deeper or shallower target.
+        align: how the tokens of both models correspond.
+        tokens_per_input: at most so many tokens per input; 0 for all. By default the widths decide.
         roles: what happens to norms, embeddings and heads.
         grid: strengths that `auto` tries.
         validation: whether labels may choose the strength; otherwise agreement with the fine-tuned source
@@ -106,52 +105,75 @@ class Settings:
     batches: int = 10
     batch_size: int = 32
     shots: int | None = None
-    head_inputs: int = 1000
     path_steps: int = 1
+    head_inputs: int = 1000
     depth: Depth = "interpolate"
     align: Align = "auto"
     tokens_per_input: int | None = None
-    roles: Roles = field(default_factory=Roles)
-    grid: tuple[float, ...] = GRID
-    validation: bool = True
-    classes: tuple[str, ...] = ()
-    templates: tuple[str, ...] = ()
+    roles: Roles = setting(Roles, absent=True)
+    grid: tuple[float, ...] = setting(GRID, absent=True)
+    validation: bool = setting(
+        True, negative="--unlabelled", help="Choose the strength without labels even if DATA has them."
+    )
+    classes: tuple[str, ...] = setting((), absent=True)
+    templates: tuple[str, ...] = setting((), flags=("--template",), metavar="TEXT")
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.strength, str) and self.strength != "auto":
-            raise OptionError(
-                f"'{self.strength}' is no strength", where="--strength", fix="give a number or auto"
-            )
-        if not isinstance(self.strength, str) and not math.isfinite(self.strength):
-            raise OptionError(
-                f"the strength is {self.strength}", where="--strength", fix="give a finite number"
-            )
-        if self.tokens_per_input is not None and self.tokens_per_input < 0:
-            raise OptionError(
-                f"{self.tokens_per_input} tokens per input", where="--tokens-per-input", fix="give 0 for all"
-            )
-        if self.head_inputs < 1:
-            raise OptionError(f"{self.head_inputs} inputs", where="--head-inputs", fix="give 1 or more")
-        if self.path_steps < 1:
-            raise OptionError(f"{self.path_steps} path steps", where="--path-steps", fix="give 1 or more")
+        """Refuse what is out of range."""
+        strength = self.strength
+        if isinstance(strength, str) and strength != "auto":
+            raise OptionError(f"'{strength}' is no strength", where="--strength", fix="give a number or auto")
+        if not isinstance(strength, str) and not math.isfinite(strength):
+            raise OptionError(f"the strength is {strength}", where="--strength", fix="give a finite number")
+        for name, what, least, fix in (
+            ("tokens_per_input", "tokens per input", 0, "give 0 for all"),
+            ("head_inputs", "inputs", 1, "give 1 or more"),
+            ("path_steps", "path steps", 1, "give 1 or more"),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise OptionError(f"{value} {what}", where=f"--{name.replace('_', '-')}", fix=fix)
         if self.classes or self.templates:
             self._check_classes()
 
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """What is said of a class: the templates, or the usual one."""
+        return tuple(self.templates) or TEMPLATES
+
     def _check_classes(self) -> None:
-        names, templates = tuple(self.classes), tuple(self.templates) or TEMPLATES
-        if len(set(names)) < max(2, len(names)):
+        if len(set(self.classes)) < max(2, len(self.classes)):
             raise OptionError(
                 "a zero-shot head needs two names or more, each once",
                 where="--classes",
                 fix="give one name per line",
             )
-        for template in templates:
-            if "{}" not in template:
+        for phrase in self.phrases:
+            if "{}" not in phrase:
                 raise OptionError(
-                    f"'{template}' has no {{}} for the class's name",
+                    f"'{phrase}' has no {{}} for the class's name",
                     where="--template",
                     fix=f"write it like '{TEMPLATES[0]}'",
                 )
-        object.__setattr__(self, "classes", names)
-        object.__setattr__(self, "templates", templates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """How models are opened.
+
+    Attributes:
+        device: where models run.
+        device_map: how they are spread over devices instead; see `load_model`.
+        dtype: the dtype they run in.
+        trust_remote_code: run code that a model's repository carries.
+        allow_pickle: read .bin files too.
+        preprocess: for modules: raw inputs → the model's arguments.
+    """
+
+    device: str = "cpu"
+    device_map: Any = None
+    dtype: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    preprocess: Any = None

@@ -55,7 +55,7 @@ def _canonical(vocabulary: dict[str, int], size: int) -> dict[tuple[bool, str], 
     """Return (starts a word, text) → row; one row per string, the first of equals."""
     mark = next((sign for sign in ("Ġ", "▁") if any(word.startswith(sign) for word in vocabulary)), None)
     pieces = any(word.startswith("##") for word in vocabulary)
-    found: dict[tuple[bool, str], int] = {}
+    rows: dict[tuple[bool, str], int] = {}
     for word, row in sorted(vocabulary.items(), key=lambda item: item[1]):
         if row >= size:
             continue
@@ -65,8 +65,8 @@ def _canonical(vocabulary: dict[str, int], size: int) -> dict[tuple[bool, str], 
             key = (not word.startswith("##"), word.removeprefix("##"))
         else:
             key = (True, word)
-        found.setdefault(key, row)
-    return found
+        rows.setdefault(key, row)
+    return rows
 
 
 def position_weights(
@@ -106,8 +106,8 @@ def patch_map(kernel_a: tuple[int, ...], kernel_b: tuple[int, ...]) -> LinearMap
         width = int(torch.tensor(kernel_a).prod())
         return LinearMap(torch.eye(width, dtype=torch.float64), kind="identity", rank=width)
     resize = torch.from_numpy(grid_weights((kernel_a[1], kernel_a[2]), (kernel_b[1], kernel_b[2])))
-    one = torch.linalg.pinv(resize)  # (p_a² × p_b²): rows w_A one = w_B
-    matrix = torch.kron(torch.eye(kernel_a[0], dtype=torch.float64), one)
+    channel = torch.linalg.pinv(resize)  # (p_a² × p_b²): rows w_A channel = w_B
+    matrix = torch.kron(torch.eye(kernel_a[0], dtype=torch.float64), channel)
     return LinearMap(matrix, kind="resample", rank=min(matrix.shape))
 
 
@@ -206,12 +206,12 @@ class Tables:
             return f"its width {change.shape[-1]} is not that of the residual stream"
         shape = tuple(self.changes.parameters[site.weight or ""].shape)
         flat = math.prod(shape[:-1]), shape[-1]
-        found = self._entries(pair, change.reshape(-1, width), flat[0])
+        entries = self._entries(pair, change.reshape(-1, width), flat[0])
         descent = self.maps.descent(pair, bias=False)
-        if isinstance(found, str) or isinstance(descent, str):
-            return found if isinstance(found, str) else str(descent)
+        if isinstance(entries, str) or isinstance(descent, str):
+            return entries if isinstance(entries, str) else str(descent)
         down = None if descent is None else descent.reshape(flat)
-        return self._rows(pair, *found, flat, space, down).reshape(shape)
+        return self._rows(pair, *entries, flat, space, down).reshape(shape)
 
     def _outputs(self, pair: SitePair, count: int) -> Rows | str:
         """Return which outputs of the two heads are the same: all of them, or those of shared strings."""
@@ -264,9 +264,9 @@ class Tables:
         shape = self.changes.parameters[pair.target.weight or ""].shape
         query = next(
             (
-                one
-                for one in self.maps.prepared.matching.pairs
-                if (one.target.stack, one.target.block, one.target.role)
+                other
+                for other in self.maps.statistics.matching.pairs
+                if (other.target.stack, other.target.block, other.target.role)
                 == (pair.target.stack, pair.target.block, "attention.query")
             ),
             None,
@@ -308,9 +308,9 @@ class Tables:
         else:
             turned = self.method.carried(rows, layer).double() @ space.matrix
             moved = self.method.settled(turned.to(rows.dtype), layer)
-        made = rows.new_zeros(shape)
-        made[places] = moved
-        return made
+        table = rows.new_zeros(shape)
+        table[places] = moved
+        return table
 
     def _numbers(
         self,
@@ -323,9 +323,9 @@ class Tables:
         """Return a vector of `shape` with numbers that stand for numbers at their places."""
         down = None if descent is None else descent[places]
         layer = LayerPair(pair.name, (len(places),), descent=down, seed=self.maps.seed)
-        made = change.new_zeros(shape)
-        made[places] = self.method.settled(self.method.carried(change, layer), layer)
-        return made
+        vector = change.new_zeros(shape)
+        vector[places] = self.method.settled(self.method.carried(change, layer), layer)
+        return vector
 
 
 def _choice(role: str, roles: Roles) -> str:

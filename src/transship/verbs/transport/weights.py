@@ -30,7 +30,7 @@ from transship.errors import CheckpointError
 _STRANGER = 0.7
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class SourceUpdate:
     """τ_A by parameter name.
 
@@ -93,26 +93,20 @@ class SourceUpdate:
         """Return factors whose product is the stored change, or None where it is dense."""
         if self.update is None:
             return None
-        found = self.update.factors(self.names[name])
-        return (
-            None
-            if found is None
-            else (torch.from_numpy(np.array(found[0])), torch.from_numpy(np.array(found[1])))
-        )
+        factors = self.update.factors(self.names[name])
+        if factors is None:
+            return None
+        up, down = (torch.from_numpy(np.array(factor)) for factor in factors)
+        return up, down
 
     def changed(self, names: Iterable[str]) -> dict[str, float]:
         """Return parameter → norm of its change, for those that changed at all."""
-        found = {}
-        for name in names:
-            if name in self:
-                norm = float(self.dense(name).double().norm())
-                if norm > 0:
-                    found[name] = norm
-        return found
+        norms = {name: float(self.dense(name).double().norm()) for name in names if name in self}
+        return {name: norm for name, norm in norms.items() if norm > 0}
 
 
 def _resized(before: Any, after: Any) -> str:
-    shapes = [" × ".join(map(str, one.shape)) for one in (before, after)]
+    shapes = [" × ".join(map(str, tensor.shape)) for tensor in (before, after)]
     return f"it is {shapes[0]} in the source and {shapes[1]} in its fine-tune"
 
 
@@ -168,8 +162,9 @@ class Changes:
         self.source_shapes = {name: tuple(tensor.shape) for name, tensor in source.model.named_parameters()}
 
     def names(self, pair: SitePair, bias: bool) -> list[str]:
-        found = [site.bias if bias else site.weight for site, _ in pair.sources]
-        return [name for name in found if name is not None]
+        """Return the source's weights, or biases, that a pair reads."""
+        names = [site.bias if bias else site.weight for site, _ in pair.sources]
+        return [name for name in names if name is not None]
 
     def of(self, pair: SitePair, vector: bool, *, flat: bool = False) -> Tensor:
         """Return Σ weight · τ_A over the pair's source sites: layer space is linear."""
@@ -207,14 +202,14 @@ class Kinship:
     @property
     def partners(self) -> dict[int, int]:
         """Target block → source block, for pairs that are each other's nearest and no strangers."""
-        found = {}
+        partners = {}
         for here in range(len(self.cosines[0]) if self.cosines else 0):
             column = [row[here] for row in self.cosines]
             there = max(range(len(column)), key=column.__getitem__)
             row = self.cosines[there]
             if max(row) == row[here] >= RELATED:
-                found[here] = there
-        return found
+                partners[here] = there
+        return partners
 
     @property
     def related(self) -> bool:
@@ -260,7 +255,7 @@ class Kinship:
             site.name: site for pair in matching.pairs for site, _ in pair.sources if site.name not in used
         }
         reason = "no block of the target is like its block"
-        unmatched = [one for one in unmatched if one.side == "target" or one.site.name not in used]
+        unmatched = [left for left in unmatched if left.side == "target" or left.site.name not in used]
         unmatched += [Unmatched("source", site, reason) for site in lost.values()]
         return Matching(tuple(pairs), tuple(unmatched), matching.depths)
 
@@ -282,7 +277,7 @@ def _blocks(model: LoadedModel) -> list[dict[str, Tensor]]:
     if not stacks:
         return []
     parameters = dict(values_of(model.model))
-    found: dict[int, dict[str, Tensor]] = {}
+    blocks: dict[int, dict[str, Tensor]] = {}
     for site in model.sites:
         if (
             site.stack == stacks[0]
@@ -290,14 +285,14 @@ def _blocks(model: LoadedModel) -> list[dict[str, Tensor]]:
             and site.role in _ROLES
             and site.weight is not None
         ):
-            found.setdefault(site.block, {})[site.role] = _unit(site, parameters)
-    return [found[block] for block in sorted(found)]
+            blocks.setdefault(site.block, {})[site.role] = _unit(site, parameters)
+    return [blocks[block] for block in sorted(blocks)]
 
 
 def _unit(site: Site, parameters: Mapping[str, Tensor]) -> Tensor:
     weight = read_weight(site, parameters[site.weight or ""].detach()).float().cpu()
-    made: Tensor = weight / weight.norm().clamp_min(1e-30)
-    return made
+    unit: Tensor = weight / weight.norm().clamp_min(1e-30)
+    return unit
 
 
 def _cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

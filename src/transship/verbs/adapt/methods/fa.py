@@ -2,10 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from transship.verbs.adapt.train.objectives import FeatureAlignment
-from transship.verbs.adapt.train.protocol import PAPER, AdaptMethod, Phase
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.verbs.adapt.model.network import pooled
+from transship.verbs.adapt.train.learner import PAPER, AdaptMethod, Index, Learner, Objective, Phase
+from transship.verbs.adapt.train.losses import SinkhornAlignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +34,48 @@ class FeatureAlign(AdaptMethod):
         """Return the alignment."""
         return [alignment(self.fa_steps, self.fa_rate, self.fa_batch)]
 
+    def path(self, points: int) -> Sequence[tuple[dict[str, Any], str]]:
+        """Return shorter alignments."""
+        return [({"fa_steps": place}, name) for place, name in places_along(points, self.fa_steps)]
+
+
+class FeatureAlignment(Objective):
+    """ω·W₁ between token means of φ(x) and of the source, Eq. (14); the body is not run."""
+
+    def __init__(self, learner: Learner, weight: float = 1.0) -> None:
+        super().__init__(learner)
+        self.weight = weight * learner.known.omega
+        self.alignment = SinkhornAlignment(learner.known.features.to(learner.device))
+
+    def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
+        """Return ω·W₁ of the batch."""
+        return self.of(self.learner.embedded(index))
+
+    def of(self, tokens: Tensor) -> Float[Tensor, ""]:
+        """Return ω·W₁ of embedded tokens."""
+        return self.weight * self.alignment(pooled(tokens).float())
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the potentials."""
+        return self.alignment.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from these potentials."""
+        self.alignment.load(state)
+
 
 def alignment(steps: int, rate: float, batch: int) -> Phase:
     """Return the phase: φ minimises ω·W₁, Eq. (14)."""
-    return Phase("fa", steps, rate, batch, FeatureAlignment(), shared=False)
+    return Phase("fa", steps, rate, batch, FeatureAlignment, shared=False)
+
+
+def places_along(points: int, first: int, second: int = 0, *, apart: bool = True) -> list[tuple[int, str]]:
+    """Return so many places along FA and FLD with their names, and where the one ends, if they are apart."""
+    places = {round(place) for place in np.linspace(0, first + second, points)}
+    names = {0: "no stage 1: NFT", first + second: "all of stage 1"}
+    if second and apart:
+        places.add(first)
+    return [
+        (place, names.get(place, "FA" if place == first else f"{place} steps of stage 1"))
+        for place in sorted(places)
+    ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,10 +14,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.source.recalibrate import source_grid
-from transship.verbs.adapt.train.learner import Bench
-from transship.verbs.adapt.train.objectives import Index, Objective
-from transship.verbs.adapt.train.protocol import AdaptMethod, Phase
+from transship.verbs.adapt.model.network import Part
+from transship.verbs.adapt.model.recalibrate import source_grid
+from transship.verbs.adapt.train.learner import AdaptMethod, Index, Learner, Objective, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +51,23 @@ class Mona(AdaptMethod):
 
     def phases(self) -> Sequence[Phase]:
         """Return the bilevel stage."""
-        parts = frozenset({"embedder", "head"})
-        return [Phase("bilevel", self.steps, self.rate, self.batch, Bilevel(self), parts)]  # type: ignore[arg-type]
+        parts: frozenset[Part] = frozenset({"embedder", "head"})
+        outer = partial(Bilevel, method=self)
+        return [Phase("bilevel", self.steps, self.rate, self.batch, outer, parts)]
 
 
 class Bilevel(Objective):
     """The outer loss, differentiated through one inner step."""
 
-    def __init__(self, method: Mona) -> None:
+    def __init__(self, learner: Learner, method: Mona) -> None:
+        super().__init__(learner)
         self.method = method
 
-    def loss(self, bench: Bench, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
+    def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return source CE and target loss of the body after the inner step."""
         half = max(1, len(index) // 2)
         inner, outer = index[:half], index[half:] if len(index) > half else index[:half]
-        network = bench.network
+        network = self.learner.network
         # the body is frozen in this phase: its weights enter as tensors of their own
         weights = {
             name: value.detach().clone().requires_grad_(True)
@@ -74,7 +76,7 @@ class Bilevel(Objective):
         head: dict[str, Tensor] = dict(network.head.named_parameters())
         # the fused attention kernels have no second derivative
         with sdpa_kernel(SDPBackend.MATH):
-            first = bench.target_loss(self._outputs(bench, inner, weights, head), inner)
+            first = self.learner.target_loss(self._outputs(inner, weights, head), inner)
             names, values = zip(
                 *[*weights.items(), *((f"head.{k}", v) for k, v in head.items())], strict=True
             )
@@ -87,24 +89,23 @@ class Bilevel(Objective):
                 name.removeprefix("head."): v for name, v in moved.items() if name.startswith("head.")
             }
             new_body = {name: v for name, v in moved.items() if not name.startswith("head.")}
-            target = bench.target_loss(self._outputs(bench, outer, new_body, new_head), outer)
-            return target + self.method.source_weight * self._source(bench, new_body, step)
+            target = self.learner.target_loss(self._outputs(outer, new_body, new_head), outer)
+            return target + self.method.source_weight * self._source(new_body, step)
 
-    def _outputs(
-        self, bench: Bench, index: Index, body: dict[str, Tensor], head: dict[str, Tensor]
-    ) -> Tensor:
-        tokens = bench.embedded(index)
-        states = functional_call(bench.network.body, body, (tokens, None, bench.network.embedder.shape.grid))
-        made: Tensor = functional_call(bench.network.head, head, (states,))
-        return made
+    def _outputs(self, index: Index, body: dict[str, Tensor], head: dict[str, Tensor]) -> Tensor:
+        network = self.learner.network
+        tokens = self.learner.embedded(index)
+        states = functional_call(network.body, body, (tokens, None, network.embedder.shape.grid))
+        outputs: Tensor = functional_call(network.head, head, (states,))
+        return outputs
 
-    def _source(self, bench: Bench, body: dict[str, Tensor], step: int) -> Float[Tensor, ""]:
-        source = bench.known
-        generator = np.random.default_rng(derive_seed(bench.seed, "mona", step))
+    def _source(self, body: dict[str, Tensor], step: int) -> Float[Tensor, ""]:
+        learner, source = self.learner, self.learner.known
+        generator = np.random.default_rng(derive_seed(learner.seed, "mona", step))
         items = generator.integers(0, len(source.labels), self.method.source_items)
-        tokens, mask = bench.source_tokens(items.tolist())
+        tokens, mask = learner.source_tokens(items.tolist())
         states: Tensor = functional_call(
-            bench.network.body, body, (tokens, mask, source_grid(bench.backbone))
+            learner.network.body, body, (tokens, mask, source_grid(learner.backbone))
         )
         share = (
             mask.to(states.dtype) if mask.shape[1] == states.shape[1] else states.new_ones(states.shape[:2])

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.train.learner import Bench
-from transship.verbs.adapt.train.objectives import Index, Objective
-from transship.verbs.adapt.train.protocol import AdaptMethod
+from transship.verbs.adapt.train.learner import AdaptMethod, Index, Learner, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,59 +48,57 @@ class Pare(AdaptMethod):
     def recipe(self, *, vision: bool, dense: bool) -> tuple[float, float, float]:
         """Return λ at the start, λ at the end and the weight: as told, or by backbone and task."""
         usual = (0.5, 0.0, 0.1) if not vision else (0.32 if dense else 0.64, 0.16, 1.0)
-        told = (self.start_share, self.end_share, self.weight)
-        start, end, weight = (own if given is None else given for given, own in zip(told, usual, strict=True))
+        own = (self.start_share, self.end_share, self.weight)
+        start, end, weight = (usual[place] if share is None else share for place, share in enumerate(own))
         return start, end, weight
 
-    def objective(self) -> Objective:
+    def objective(self, learner: Learner) -> Objective:
         """Return the loss of stage 2."""
-        return PatchReplacement(self)
+        return PatchReplacement(learner, self)
 
 
 class PatchReplacement(Objective):
     """The loss; gate and source head learn beside the network."""
 
-    def __init__(self, method: Pare) -> None:
-        self.method = method
-
-    def begin(self, bench: Bench) -> None:
-        """Make gate and source head, and choose the recipe."""
-        source = bench.known
-        self.start, self.end, self.weight = self.method.recipe(
-            vision=bench.backbone.reads == "vision", dense=bench.train.targets.dim() > 2
+    def __init__(self, learner: Learner, method: Pare) -> None:
+        super().__init__(learner)
+        self.method, source = method, learner.known
+        self.start, self.end, self.weight = method.recipe(
+            vision=learner.backbone.reads == "vision", dense=learner.train.targets.dim() > 2
         )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(bench.seed, "pare"))
-            self.gate = nn.Linear(bench.backbone.theta.width, 1).to(bench.device)
-            self.head = nn.Linear(source.weight.shape[1], source.classes).to(bench.device)
+            torch.manual_seed(derive_seed(learner.seed, "pare"))
+            self.gate = nn.Linear(learner.backbone.theta.width, 1).to(learner.device)
+            self.head = nn.Linear(source.weight.shape[1], source.classes).to(learner.device)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield gate and source head."""
         yield from (("gate", self.gate), ("source_head", self.head))
 
-    def loss(self, bench: Bench, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
+    def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return ℓ(target) + weight·mixture."""
-        tokens = bench.embedded(index)
-        total = bench.target_loss(bench.network.head(bench.network.states(tokens)), index)
-        method, count = self.method, tokens.shape[1]
+        learner, method = self.learner, self.method
+        tokens = learner.embedded(index)
+        total = learner.target_loss(learner.network.head(learner.network.states(tokens)), index)
+        count = tokens.shape[1]
         share = self.start + (self.end - self.start) * step / max(1, steps - 1)
         replaced = round(share * count)
         if not replaced:
             return total
-        generator = np.random.default_rng(derive_seed(bench.seed, "pare", step))
-        items = generator.integers(0, len(bench.known.labels), len(index))
-        source, mask = bench.source_tokens(items.tolist())
+        generator = np.random.default_rng(derive_seed(learner.seed, "pare", step))
+        items = generator.integers(0, len(learner.known.labels), len(index))
+        source, mask = learner.source_tokens(items.tolist())
         replaced = min(replaced, int(mask.sum(1).min()))
         noisy = step < method.noisy_share * steps
-        mixed = self._mix(tokens, source, mask, replaced, generator if noisy else None)
-        states = bench.network.states(mixed)
+        mixed = self.mix(tokens, source, mask, replaced, generator if noisy else None)
+        states = learner.network.states(mixed)
         lam = replaced / count
-        target = bench.target_loss(bench.network.head(states), index)
-        labels = bench.known.labels[torch.from_numpy(items)].to(states.device)
+        target = learner.target_loss(learner.network.head(states), index)
+        labels = learner.known.labels[torch.from_numpy(items)].to(states.device)
         known = functional.cross_entropy(self.head(states.mean(1)), labels)
         return total + self.weight * ((1.0 - lam) * target + lam * known)
 
-    def _mix(
+    def mix(
         self, tokens: Tensor, source: Tensor, mask: Tensor, count: int, generator: np.random.Generator | None
     ) -> Float[Tensor, "batch tokens width"]:
         """Put the `count` best source patches in the places of the `count` worst target patches."""

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
-from transship.verbs.adapt.methods.fa import alignment
-from transship.verbs.adapt.train.objectives import LabelDistortion
-from transship.verbs.adapt.train.protocol import PAPER, AdaptMethod, Phase
+from jaxtyping import Float
+from torch import Tensor
+
+from transship.verbs.adapt.methods.fa import FeatureAlignment, alignment, places_along
+from transship.verbs.adapt.train.learner import PAPER, AdaptMethod, Index, Learner, Objective, Phase
+from transship.verbs.adapt.train.losses import LabelTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +49,53 @@ class RecraftMethod(AdaptMethod):
     def phases(self) -> Sequence[Phase]:
         """Return FA and FLD."""
         if self.objective_order == "sum":
-            both = LabelDistortion(alignment=1.0)
+            both = partial(LabelDistortion, alignment=1.0)
             steps = self.fa_steps + self.fld_steps
             return [Phase("fa+fld", steps, self.fld_rate, self.fld_batch, both, select=self.select)]
-        distortion = LabelDistortion(alignment=self.keep)
+        distortion = partial(LabelDistortion, alignment=self.keep)
         return [
             alignment(self.fa_steps, self.fa_rate, self.fa_batch),
             Phase("fld", self.fld_steps, self.fld_rate, self.fld_batch, distortion, select=self.select),
         ]
+
+    def path(self, points: int) -> Sequence[tuple[dict[str, Any], str]]:
+        """Return FA, and then FLD without a choice among its embedders, that end earlier."""
+        first, second = self.fa_steps, self.fld_steps
+        places = places_along(points, first, second, apart=self.objective_order == "sequence")
+        return [
+            ({"fa_steps": min(place, first), "fld_steps": max(0, place - first), "select": False}, name)
+            for place, name in places
+        ]
+
+
+class LabelDistortion(Objective):
+    """H[Z'|Z] by the soft joint table, Eqs. (18)–(21); with `alignment` beside it, Eq. (22).
+
+    The source (body and head) is frozen; the gradient flows through it into φ.
+    """
+
+    def __init__(
+        self, learner: Learner, *, alignment: float = 0.0, decay: float = 0.8, most: int = 2048
+    ) -> None:
+        super().__init__(learner)
+        self.table = LabelTable(learner.train.codes, learner.classes, decay=decay, most=most)
+        index = learner.draw(most, "table")
+        self.table.fill(learner.views(learner.train, index).source, index)
+        self.beside = FeatureAlignment(learner, alignment) if alignment > 0 else None
+
+    def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
+        """Return the batch's share of FLD, with ω·W₁ beside it where asked for."""
+        tokens = self.learner.embedded(index)
+        loss = self.table.loss(self.learner.source_probabilities(tokens).float().cpu(), index)
+        return loss if self.beside is None else loss + self.beside.of(tokens).to(loss.device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return table and potentials."""
+        beside = {} if self.beside is None else self.beside.state()
+        return self.table.state() | {f"beside.{name}": value for name, value in beside.items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Go on from these."""
+        self.table.load(state)
+        if self.beside is not None:
+            self.beside.load({name.removeprefix("beside."): value for name, value in state.items()})

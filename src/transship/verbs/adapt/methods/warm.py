@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transship.verbs.adapt.train.objectives import TargetLoss
-from transship.verbs.adapt.train.protocol import AdaptMethod, Phase
+from transship.verbs.adapt.train.learner import AdaptMethod, Phase, TargetLoss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,4 +29,4 @@ class Warm(AdaptMethod):
 
 def warm_up(steps: int, rate: float, batch: int) -> Phase:
     """Return the phase: φ and head learn the task, the body is frozen."""
-    return Phase("warm", steps, rate, batch, TargetLoss(), frozenset({"embedder", "head"}))
+    return Phase("warm", steps, rate, batch, TargetLoss, frozenset({"embedder", "head"}))

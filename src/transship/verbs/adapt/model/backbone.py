@@ -12,14 +12,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from transformers import AutoModel
 
 from transship.activations import LoadedModel, load_model
 from transship.activations.families import WINDOWED
+from transship.data import find_model
 from transship.errors import CheckpointError, OptionError
 
 Reads = Literal["text", "vision"]
@@ -77,11 +80,11 @@ class Body(nn.Module):
     ) -> Float[Tensor, "inputs states out"]:
         """Return the last states; `mask` is False at padding, `grid` the rows and columns of patches."""
         if self.reads == "text":
-            made = self.model(inputs_embeds=tokens, attention_mask=None if mask is None else mask.long())
+            output = self.model(inputs_embeds=tokens, attention_mask=None if mask is None else mask.long())
         else:
             self._given[0].grid = grid or (1, tokens.shape[1])
-            made = self.model(pixel_values=tokens)
-        states: Tensor = made.last_hidden_state
+            output = self.model(pixel_values=tokens)
+        states: Tensor = output.last_hidden_state
         return states
 
 
@@ -112,22 +115,19 @@ class Theta:
     image: tuple[int, int] | None
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Backbone:
     """A pretrained encoder, kept as it is.
 
     Attributes:
+        name: as the user gave it.
         loaded: the whole model with its tokenizer or image processor.
         theta: facts of its embedding.
     """
 
+    name: str
     loaded: LoadedModel
     theta: Theta
-
-    @property
-    def name(self) -> str:
-        """As the user gave it."""
-        return self.loaded.name
 
     @property
     def reads(self) -> Reads:
@@ -138,8 +138,8 @@ class Backbone:
     def width_out(self) -> int:
         """The width of its states (a Swin's differ from its tokens)."""
         config = self.loaded.config
-        found: Any = getattr(config, "hidden_size", None) or getattr(config, "dim", self.theta.width)
-        return int(found)
+        width: Any = getattr(config, "hidden_size", None) or getattr(config, "dim", self.theta.width)
+        return int(width)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -158,21 +158,21 @@ class Backbone:
         """Return the same body with random weights, as its own class draws them."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = type(self.loaded.model)(copy.deepcopy(self.loaded.config))
-        return Body(made.to(next(self.loaded.model.parameters()).dtype), self.name)
+            model = type(self.loaded.model)(copy.deepcopy(self.loaded.config))
+        return Body(model.to(next(self.loaded.model.parameters()).dtype), self.name)
 
     @torch.inference_mode()
     def source_pass(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (u [inputs, tokens, width], mask [inputs, tokens], states) of the backbone's own data."""
         holder, key = _embeddings_of(self.loaded.model, self.name)
         kept: list[Any] = []
-        hook = getattr(holder, key).register_forward_hook(lambda module, given, made: kept.append(made))
+        hook = getattr(holder, key).register_forward_hook(lambda module, given, output: kept.append(output))
         batch = self.loaded.preprocess(inputs)
         try:
-            made = self.loaded.run(batch)
+            output = self.loaded.run(batch)
         finally:
             hook.remove()
-        return *_tokens(kept[0], batch), made.last_hidden_state
+        return *_tokens(kept[0], batch), output.last_hidden_state
 
     @torch.inference_mode()
     def source_tokens(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
@@ -208,10 +208,13 @@ def _tokens(made: Any, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def open_backbone(reference: Any, *, trust_remote_code: bool = False) -> Backbone:
-    """Open a backbone: a folder, a hub id, a transformers encoder, or one that is open already."""
+    """Open a backbone: a folder, a name, a hub id, a transformers encoder, or one that is open already."""
     if isinstance(reference, Backbone):
         return reference
-    loaded = load_model(reference, trust_remote_code=trust_remote_code)
+    by_name = isinstance(reference, str | Path)
+    loaded = load_model(
+        str(find_model(reference)) if by_name else reference, trust_remote_code=trust_remote_code
+    )
     if loaded.config is None or not hasattr(loaded.config, "model_type"):
         raise CheckpointError(
             "it is no transformers encoder", where=loaded.name, fix="give a model folder such as BERT's"
@@ -222,7 +225,7 @@ def open_backbone(reference: Any, *, trust_remote_code: bool = False) -> Backbon
             where=loaded.name,
             fix="choose BERT, RoBERTa, MPNet, DistilBERT, ViT, Swin or one of their kin",
         )
-    return Backbone(loaded, _theta(loaded))
+    return Backbone(str(reference) if by_name else loaded.name, loaded, _theta(loaded))
 
 
 def _theta(loaded: LoadedModel) -> Theta:
@@ -272,25 +275,25 @@ def _theta(loaded: LoadedModel) -> Theta:
 def _body_width(loaded: LoadedModel, width: int) -> int:
     config = loaded.config
     for name in ("embed_dim", "hidden_size", "dim"):  # a Swin's first stage is narrower than its last
-        found = getattr(config, name, None)
-        if isinstance(found, int):
-            return found
+        width_there = getattr(config, name, None)
+        if isinstance(width_there, int):
+            return width_there
     return width
 
 
 def _embeddings_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the module that holds `embeddings`, and the attribute's name: the shallowest of the model."""
-    found = sorted(
+    paths = sorted(
         (path for path, _ in model.named_modules() if path.rpartition(".")[2] == "embeddings"),
         key=lambda path: path.count("."),
     )
-    if not found:
+    if not paths:
         raise CheckpointError(
             f"{type(model).__name__} has no module `embeddings` that other tokens could stand for",
             where=name,
             fix="choose BERT, RoBERTa, MPNet, DistilBERT, ViT, Swin or one of their kin",
         )
-    parent, _, key = found[0].rpartition(".")
+    parent, _, key = paths[0].rpartition(".")
     return model.get_submodule(parent), key
 
 
@@ -307,11 +310,8 @@ def _first(module: nn.Module, kind: type[nn.Module]) -> Any:
 
 def body_from_config(config: Any, name: str) -> Body:
     """Return a body of this shape, for weights that are loaded afterwards."""
-    import transformers
-
     try:
-        kind: Any = transformers.AutoModel  # untyped
-        model = kind.from_config(config)
+        model = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError) as error:
         raise OptionError(
             f"its config builds no model ({error})", where=name, fix="fit the model again"

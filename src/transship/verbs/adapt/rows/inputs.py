@@ -12,11 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from transship.errors import DataError, OptionError
+from transship.errors import DataError
+from transship.verbs.adapt.settings import Kind, Missing
 
-Kind = Literal["auto", "series", "grid", "tokens", "tabular"]
-Missing = Literal["refuse", "fill"]
-KINDS: tuple[Kind, ...] = ("auto", "series", "grid", "tokens", "tabular")
 MOST_SYMBOLS = 1024  # kinds of token ids: each is a channel
 _SHAPES = {
     "series": "[rows, length] or [rows, channels, length]",
@@ -51,8 +49,6 @@ class Inputs:
     @classmethod
     def fit(cls, values: Any, *, kind: Kind = "auto", missing: Missing = "refuse") -> Inputs:
         """Read the training rows: their kind, shape and scales."""
-        if kind not in KINDS:
-            raise OptionError(f"'{kind}' is no kind of input", where="kind", fix=f"choose {', '.join(KINDS)}")
         array = _numbers(values)
         kind = _kind(array, kind)
         if kind == "tokens":
@@ -98,8 +94,8 @@ class Inputs:
             raise DataError("every input has one token only", where="X", fix="give two tokens or more")
         if array.min() == array.max():
             raise DataError("every token is the same", where="X", fix="give inputs that differ")
-        zero, one = np.zeros((symbols, 1), np.float32), np.ones((symbols, 1), np.float32)
-        return cls("tokens", symbols, (int(array.shape[1]),), zero, one)
+        zeros, ones = np.zeros((symbols, 1), np.float32), np.ones((symbols, 1), np.float32)
+        return cls("tokens", symbols, (int(array.shape[1]),), zeros, ones)
 
     def transform(self, values: Any) -> NDArray[np.float32]:
         """Return [inputs, channels, …] in float32.
@@ -138,16 +134,16 @@ class Inputs:
         }
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any], mean: NDArray[Any], std: NDArray[Any]) -> Inputs:
+    def from_dict(cls, facts: Mapping[str, Any], mean: NDArray[Any], std: NDArray[Any]) -> Inputs:
         """Return what `to_dict` and the scales gave."""
         return cls(
-            found["kind"],
-            int(found["channels"]),
-            tuple(found["size"]),
+            facts["kind"],
+            int(facts["channels"]),
+            tuple(facts["size"]),
             mean,
             std,
-            found["missing"],
-            bool(found["tabular"]),
+            facts["missing"],
+            bool(facts["tabular"]),
         )
 
 
@@ -221,8 +217,8 @@ def _check_tokens(array: NDArray[Any]) -> None:
         )
 
 
-def _other_shape(found: tuple[int, ...], wanted: tuple[int, ...]) -> DataError:
-    shapes = [" × ".join(map(str, shape)) for shape in (found, wanted)]
+def _other_shape(given: tuple[int, ...], wanted: tuple[int, ...]) -> DataError:
+    shapes = [" × ".join(map(str, shape)) for shape in (given, wanted)]
     return DataError(
         f"inputs are {shapes[0]} and the model was trained on {shapes[1]}",
         where="X",
@@ -230,4 +226,4 @@ def _other_shape(found: tuple[int, ...], wanted: tuple[int, ...]) -> DataError:
     )
 
 
-__all__ = ["KINDS", "Inputs", "Kind", "Missing"]
+__all__ = ["Inputs"]

@@ -68,9 +68,9 @@ def relative_l2(predicted: Any, truth: Any) -> float:
 
 def zero_one_error(predicted: Any, labels: Any) -> float:
     """Return the share of rows whose predicted class is not their label."""
-    made, wanted = _classes(predicted), _classes(labels)
-    _same_shape(made, wanted, "0-1 error")
-    return float((made != wanted).mean())
+    classes, wanted = _classes(predicted), _classes(labels)
+    _same_shape(classes, wanted, "0-1 error")
+    return float((classes != wanted).mean())
 
 
 def macro_f1(predicted: Any, labels: Any) -> float:
@@ -79,15 +79,15 @@ def macro_f1(predicted: Any, labels: Any) -> float:
     Classes count that occur among labels or predictions, as in `sklearn.metrics.f1_score`. Arrays of two axes
     are multi-label, 0 or 1; labels without any row or prediction are left out.
     """
-    made, true = np.asarray(_plain(predicted)), np.asarray(_plain(labels))
-    _same_shape(made, true, "F1")
+    guess, true = np.asarray(_plain(predicted)), np.asarray(_plain(labels))
+    _same_shape(guess, true, "F1")
     if true.ndim == 2:
-        made, true = made.astype(bool), true.astype(bool)
+        guess, true = guess.astype(bool), true.astype(bool)
     else:
-        made, true = _classes(made), _classes(true)
-        both = np.union1d(made, true)
-        made, true = made[:, None] == both, true[:, None] == both
-    hits, mistakes = (made & true).sum(0), (made ^ true).sum(0)
+        guess, true = _classes(guess), _classes(true)
+        both = np.union1d(guess, true)
+        guess, true = guess[:, None] == both, true[:, None] == both
+    hits, mistakes = (guess & true).sum(0), (guess ^ true).sum(0)
     present = (2 * hits + mistakes) > 0
     if not present.any():
         raise DataError("no label occurs in any row", where="F1", fix="give rows with labels")
@@ -126,7 +126,7 @@ def mean_average_precision(scores: Any, labels: Any) -> float:
     if not present.any():
         raise DataError("no row has any label", where="mAP", fix="give rows with labels")
     return float(
-        np.mean([_average_precision(values[:, one], wanted[:, one]) for one in np.flatnonzero(present)])
+        np.mean([_average_precision(values[:, label], wanted[:, label]) for label in np.flatnonzero(present)])
     )
 
 
@@ -260,9 +260,9 @@ def _average_precision(scores: Array, wanted: Array) -> float:
     order = np.argsort(-scores, kind="stable")
     ranked = scores[order]
     ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)  # the last row of every run of ties
-    found = np.cumsum(wanted[order])[ends]
-    gained = np.diff(found, prepend=0) / found[-1]
-    return float((gained * found / (ends + 1)).sum())
+    hits = np.cumsum(wanted[order])[ends]
+    gained = np.diff(hits, prepend=0) / hits[-1]
+    return float((gained * hits / (ends + 1)).sum())
 
 
 def _scores_and_hits(scores: Any, labels: Any, where: str) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Data sets as arrays: what is learned from, and what is chosen by."""
+"""Data sets as arrays: what is learned from, and what is chosen by, drawn once and never from a test set."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from transship import data
 from transship.data import Dataset
-from transship.errors import DataError
-
-Array = np.ndarray[Any, Any]
+from transship.data.use import held_out
+from transship.errors import DataError, OptionError
+from transship.types import Array
+from transship.verbs.adapt.rows.targets import plain_labels
+from transship.verbs.adapt.settings import Settings
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Examples:
     """Inputs and targets of a data set, as the estimator takes them."""
 
     inputs: Array
@@ -32,59 +35,59 @@ def read_rows(
     label: str | None = None,
     split: str | None = None,
     needs_targets: bool = True,
-) -> tuple[Rows, Dataset]:
+) -> tuple[Examples, Dataset]:
     """Read a data set as arrays: series, arrays, vectors, or images as [rows, channels, height, width]."""
     asked: Any = {"series": "series", "tabular": "array", "tokens": "array", "grid": None}.get(kind)
-    found = data.load(reference, asked, column=column, label=label)
-    if split is not None and found.splits is not None:
-        found = found.split(split)
-    if found.kind in ("text", "pair"):
+    dataset = data.load(reference, asked, column=column, label=label)
+    if split is not None and dataset.splits is not None:
+        dataset = dataset.split(split)
+    if dataset.kind in ("text", "pair"):
         raise DataError(
-            f"it holds {found.kind}, which the backbone reads already",
-            where=found.name,
+            f"it holds {dataset.kind}, which the backbone reads already",
+            where=dataset.name,
             fix="give series, arrays or images, or name their column with --column",
         )
-    if needs_targets and found.labels is None:
-        raise DataError("it has no targets", where=found.name, fix="name their column with --label")
-    return Rows(_arrays(found), _named(found), found.ids, found.name), found
+    if needs_targets and dataset.labels is None:
+        raise DataError("it has no targets", where=dataset.name, fix="name their column with --label")
+    return Examples(_arrays(dataset), _named(dataset), dataset.ids, dataset.name), dataset
 
 
-def _arrays(found: Dataset) -> Array:
-    if found.kind != "image":
-        return np.asarray(found.inputs)
-    pictures = [np.asarray(found.inputs[row], dtype=np.float32) / 255.0 for row in range(len(found))]
+def _arrays(dataset: Dataset) -> Array:
+    if dataset.kind != "image":
+        return np.asarray(dataset.inputs)
+    pictures = [np.asarray(dataset.inputs[row], dtype=np.float32) / 255.0 for row in range(len(dataset))]
     shapes = {picture.shape for picture in pictures}
     if len(shapes) > 1:
         first, second = sorted(shapes)[:2]
         raise DataError(
             f"its images have several sizes ({first} and {second} among them)",
-            where=found.name,
+            where=dataset.name,
             fix="give one size",
         )
     stacked = np.stack(pictures)
     return stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
 
 
-def _named(found: Dataset) -> Array | None:
+def _named(dataset: Dataset) -> Array | None:
     """Return targets; classes by their names, so that train and test agree whatever their codes are."""
-    if found.labels is None or not found.label_names:
-        return found.labels
-    names: Array = np.asarray(found.label_names)[found.labels]
+    if dataset.labels is None or not dataset.label_names:
+        return dataset.labels
+    names: Array = np.asarray(dataset.label_names)[dataset.labels]
     return names
 
 
-def read_validation(reference: Any, train: Rows, **options: Any) -> Rows:
+def read_validation(reference: Any, train: Examples, **options: Any) -> Examples:
     """Read other data to choose by: its `validation` split, or all rows where it has no splits.
 
     Data with splits but without that one is refused, and so are rows that are also among `train`; options
     are those of `read_rows`.
     """
-    rows, found = read_rows(reference, **options)
-    if found.splits is not None:
-        if "validation" not in found.split_sizes:
+    rows, dataset = read_rows(reference, **options)
+    if dataset.splits is not None:
+        if "validation" not in dataset.split_sizes:
             raise DataError(
-                f"it has the splits {', '.join(found.split_sizes)} and no validation",
-                where=found.name,
+                f"it has the splits {', '.join(dataset.split_sizes)} and no validation",
+                where=dataset.name,
                 fix="name data with a validation split, or without splits",
             )
         rows, _ = read_rows(reference, **{**options, "split": "validation"})
@@ -99,7 +102,7 @@ def read_validation(reference: Any, train: Rows, **options: Any) -> Rows:
     return rows
 
 
-def _keys(rows: Rows) -> list[tuple[bytes, str]]:
+def _keys(rows: Examples) -> list[tuple[bytes, str]]:
     """Return what each row is known by: its values in float32, and its target."""
     if rows.inputs.dtype == object or rows.targets is None:  # ragged rows are refused where they are fitted
         return []
@@ -108,4 +111,76 @@ def _keys(rows: Rows) -> list[tuple[bytes, str]]:
     return [(value.tobytes(), target) for value, target in zip(values, targets, strict=True)]
 
 
-__all__ = ["Rows", "read_rows", "read_validation"]
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Raw rows in two parts.
+
+    Attributes:
+        inputs: to learn from.
+        targets: of these.
+        held_inputs: to choose by.
+        held_targets: of these.
+        held_index: which of the given rows are held out; empty when they came as a set of their own.
+    """
+
+    inputs: Array
+    targets: Array
+    held_inputs: Array
+    held_targets: Array
+    held_index: NDArray[np.int64]
+
+
+def split_rows(X: Any, y: Any, settings: Settings) -> Split:  # noqa: N803 - scikit-learn's name
+    """Return the parts; classes are cut at the share each, so that every class that can be is in both."""
+    inputs, targets = plain(X, "X"), plain(y, "y")
+    if len(inputs) != len(targets):
+        raise DataError(
+            f"there are {len(inputs)} inputs and {len(targets)} targets",
+            where="y",
+            fix="give one target per input",
+        )
+    if not len(inputs):
+        raise DataError("there are no rows", where="X", fix="give at least four")
+    given = settings.validation
+    if isinstance(given, tuple | list):
+        if len(given) != 2:
+            raise OptionError(
+                "it is neither a share nor a pair (X, y)", where="validation", fix="give one of them"
+            )
+        held, held_targets = plain(given[0], "validation X"), plain(given[1], "validation y")
+        if len(held) != len(held_targets) or not len(held):
+            raise DataError(
+                "inputs and targets do not pair", where="validation", fix="give one target per input"
+            )
+        return Split(inputs, targets, held, held_targets, np.empty(0, np.int64))
+    if not isinstance(given, int | float) or not 0 < given < 1:
+        raise OptionError(
+            f"the share {given!r} is not between 0 and 1",
+            where="validation",
+            fix="give 0.2, or a pair (X, y)",
+        )
+    if len(inputs) < 4:
+        raise DataError(
+            f"{len(inputs)} rows are too few to learn from and to choose by",
+            where="X",
+            fix="give four or more",
+        )
+    index = held_out(targets, float(given), settings.seed)
+    kept = np.setdiff1d(np.arange(len(inputs)), index)
+    return Split(inputs[kept], targets[kept], inputs[index], targets[index], index)
+
+
+def plain(values: Any, where: str) -> Array:
+    """Return values as an array; tensors and lists become one."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    try:
+        array = plain_labels(values, where) if where.endswith("y") else np.asarray(values)
+    except ValueError as error:
+        raise DataError("rows are ragged", where=where, fix="give rows of one shape") from error
+    if not array.ndim:
+        raise DataError("it is one value and no rows", where=where, fix="give an array")
+    return array
+
+
+__all__ = ["Examples", "Split", "plain", "read_rows", "read_validation", "split_rows"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from transship.errors import DataError, OptionError
+from transship.verbs.adapt.rows.metrics import TASKS, Task
 
-Task = Literal["classification", "multilabel", "regression", "dense"]
-TASKS: tuple[Task, ...] = ("classification", "multilabel", "regression", "dense")
 CODES = 10  # k-means classes that stand for the labels of regression, dense and multi-label tasks
 MANY = 10_000  # targets from which mini-batch k-means is used
 WIDE = 64  # numbers per target from which principal components are clustered instead
@@ -181,6 +180,37 @@ class Targets:
             return (outputs > 0).astype(np.int64)
         return self.unscaled(outputs)
 
+    def prediction(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """Return predictions as metrics take them: int codes, 0/1, or floats."""
+        if self.classes is not None:
+            return np.asarray(outputs.argmax(1), dtype=np.int64)
+        return self.decode(outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON holds of it; mean, std and codes are arrays of their own."""
+        classes = self.classes
+        return {
+            "task": self.task,
+            "classes": None if classes is None else classes.tolist(),
+            "dtype": None if classes is None else classes.dtype.str,
+            "shape": list(self.shape),
+            "plane": self.plane,
+        }
+
+    @classmethod
+    def from_dict(
+        cls,
+        facts: Mapping[str, Any],
+        mean: NDArray[Any],
+        std: NDArray[Any],
+        codes: Mapping[str, NDArray[Any]],
+    ) -> Targets:
+        """Return what `to_dict` and the arrays gave."""
+        classes = facts["classes"]
+        if classes is not None:
+            classes = np.array(classes, dtype=np.dtype(facts["dtype"]))
+        return cls(facts["task"], classes, tuple(facts["shape"]), mean, std, codes, facts["plane"])
+
     def unscaled(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """Return numeric outputs in the target's own units and shape."""
         numbers = outputs * self.std + self.mean
@@ -310,18 +340,18 @@ def _clusters(numbers: NDArray[Any], seed: int) -> dict[str, NDArray[np.float32]
     from sklearn.cluster import KMeans, MiniBatchKMeans
 
     flat = numbers.reshape(len(numbers), -1).astype(np.float64)
-    found: dict[str, NDArray[np.float32]] = {}
+    arrays: dict[str, NDArray[np.float32]] = {}
     if flat.shape[1] > WIDE:
         mean = flat.mean(0)
         _, _, axes = np.linalg.svd(flat[:2000] - mean, full_matrices=False)
         axes = axes[: min(16, len(axes))]
         # float32 throughout, so that a model from disk finds the same codes
-        found = {"mean": mean.astype(np.float32), "axes": axes.astype(np.float32)}
-        flat = (flat - found["mean"]) @ found["axes"].T
+        arrays = {"mean": mean.astype(np.float32), "axes": axes.astype(np.float32)}
+        flat = (flat - arrays["mean"]) @ arrays["axes"].T
     count = min(CODES, len(np.unique(flat, axis=0)))
     kind = MiniBatchKMeans if len(flat) > MANY else KMeans
     model = kind(count, n_init=4, random_state=seed % 2**32).fit(flat)
-    return found | {"centres": model.cluster_centers_.astype(np.float32)}
+    return arrays | {"centres": model.cluster_centers_.astype(np.float32)}
 
 
-__all__ = ["TASKS", "Targets", "Task", "find_task", "plain_labels"]
+__all__ = ["Targets", "find_task", "plain_labels"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from transship.errors import OptionError
-from transship.geometry import sinkhorn_cost, wasserstein_exact
+from transship.geometry import sinkhorn, sinkhorn_cost, wasserstein_exact
 
 _LEAST = 1e-12  # under a logarithm
 
@@ -116,20 +116,15 @@ class LabelTable:
 
     def state(self) -> dict[str, Tensor]:
         """Return what a resumed run needs."""
-        found = {"table": self.table, "rows": self.rows}
-        return {name: value for name, value in found.items() if value is not None}
+        tensors = {"table": self.table, "rows": self.rows}
+        return {name: value for name, value in tensors.items() if value is not None}
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Go on from `state`."""
         self.table, self.rows = state.get("table"), state.get("rows")
 
 
-def lipschitz_penalty(norms: Float[Tensor, " inputs"], omega: float) -> Float[Tensor, ""]:
-    """Return mean max(0, ‖∇_u ℓ_s‖ − ω)², Eq. (13): zero exactly when every norm is at most ω."""
-    return (norms - omega).clamp_min(0.0).square().mean()
-
-
-class Alignment:
+class SinkhornAlignment:
     """W₁ between features of the target and those of the source, Eq. (14), with Sinkhorn's envelope gradient.
 
     The plan of one step starts from the potentials of the step before, so that a few iterations do.
@@ -151,15 +146,15 @@ class Alignment:
         """Return ⟨P, C⟩ with C_ij = ‖y_i − x_j‖ and P the entropic plan."""
         # the source is the first side: the solver goes on from the first potential, and the source stays
         start = None if self._source is None else (self._source, features.new_zeros(len(features)))
-        found = sinkhorn_cost(
+        solution = sinkhorn_cost(
             self._distances(features),
             epsilon=self.epsilon,
             iterations=self.iterations,
             tolerance=1e-3,
             start=start,
         )
-        self._source = found.potentials[0]
-        return found.cost
+        self._source = solution.potentials[0]
+        return solution.cost
 
     def _distances(self, features: Tensor) -> Float[Tensor, "source inputs"]:
         """Distances in float32 about the source's mean; 1e-12 under the root, which has no slope at 0."""
@@ -178,13 +173,11 @@ class Alignment:
 
 def transport_distance(x: Float[Tensor, "n width"], y: Float[Tensor, "m width"]) -> float:
     """Return W₁ for a log: exact for small equal sets, else entropic at 0.01 of the mean cost (⟨P, C⟩)."""
-    from transship.geometry import sinkhorn
-
     with torch.no_grad():
         if len(x) == len(y) and len(x) <= 256:
             return float(wasserstein_exact(x, y).value)
-        found = sinkhorn(x, y, epsilon=0.01, cost="euclidean", iterations=300, tolerance=1e-4)
-        return float((found.plan * found.matrix).sum())
+        solution = sinkhorn(x, y, epsilon=0.01, cost="euclidean", iterations=300, tolerance=1e-4)
+        return float((solution.plan * solution.matrix).sum())
 
 
 def spread(features: Float[Tensor, "inputs width"]) -> float:
@@ -232,26 +225,25 @@ _USUAL = {
 
 def find_loss(name: str | None, task: str) -> Loss:
     """Return the loss of that name, or the usual one of the task."""
-    found = LOSSES.get(name or _USUAL[task])
-    if found is None or task not in found.tasks:
+    loss = LOSSES.get(name or _USUAL[task])
+    if loss is None or task not in loss.tasks:
         fitting = [loss.name for loss in LOSSES.values() if task in loss.tasks]
         raise OptionError(
             f"'{name}' is no loss of {task}", where="loss", fix=f"choose {' or '.join(fitting)}"
         )
-    return found
+    return loss
 
 
 __all__ = [
     "LOSSES",
     "RELATIVE",
-    "Alignment",
     "LabelTable",
     "Loss",
+    "SinkhornAlignment",
     "conditional_entropy",
     "distortion",
     "entropy",
     "find_loss",
-    "lipschitz_penalty",
     "soft_table",
     "spread",
     "table_loss",

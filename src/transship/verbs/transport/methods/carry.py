@@ -2,13 +2,13 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from transship.registry import build_method
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, require_number
+from transship.verbs.transport.protocol import LayerPair, Needs, TransportMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class Carry(TransportMethod):
     """
 
     paper: ClassVar[str] = "ours"
+    place_in_auto: ClassVar[int | None] = 4
+    part_in_auto: ClassVar[Literal["candidate", "head", "control"]] = "head"
 
     body: Literal["none", "theseus", "gradient", "identity", "transfusion"] = "theseus"
     penalty: float | None = None
@@ -37,25 +39,26 @@ class Carry(TransportMethod):
         require_number(self.name, "penalty", self.penalty, 0.0)
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """What the body needs, and a head."""
-        inner = Requirements() if self.body == "none" else self.inner().requirements
-        return dataclasses.replace(inner, head=True)
+        body = self.body_method
+        needs = Needs() if body is None else body.needs
+        return dataclasses.replace(needs, head=True, penalty=self.penalty)
 
-    def inner(self) -> Any:
-        """Return the body's method."""
-        return build_method("transport", self.body)
+    @property
+    def body_method(self) -> TransportMethod | None:
+        """The body's method; None where no weights move."""
+        if self.body == "none":
+            return None
+        method: TransportMethod = build_method("transport", self.body)
+        return method
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return the body's update; zero for none."""
-        if self.body == "none":
-            return update.new_zeros(pair.shape)
-        moved: Tensor = self.inner().transport(update, pair)
-        return moved
+        body = self.body_method
+        return update.new_zeros(pair.shape) if body is None else body.transport(update, pair)
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
         """Return the body's update of a vector."""
-        if self.body == "none":
-            return update.new_zeros(pair.shape[:1])
-        moved: Tensor = self.inner().transport_vector(update, pair)
-        return moved
+        body = self.body_method
+        return update.new_zeros(pair.shape[:1]) if body is None else body.transport_vector(update, pair)

@@ -1,7 +1,8 @@
 """The part of an update that goes downhill on the target."""
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from torch import Tensor
 from transship.errors import MatchError
 from transship.geometry import LinearMap
 from transship.registry import build_method
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, gaussian_like
+from transship.verbs.transport.protocol import LayerPair, Needs, TransportMethod, gaussian_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +38,9 @@ class Gradfix(TransportMethod):
     control: bool = False
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """What the body needs, and the target's weight gradients."""
-        inner: Requirements = self._body().requirements
-        return Requirements(
-            parts=inner.parts,
-            gradients=inner.gradients,
-            descent=True,
-            same_shape=inner.same_shape,
-            hidden=inner.hidden,
-        )
+        return dataclasses.replace(self._body().needs, descent=self.vote, near_copies=False)
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return the masked update."""
@@ -58,15 +52,15 @@ class Gradfix(TransportMethod):
 
     def space_map(self, pair: LayerPair) -> LinearMap | None:
         """Return the body's map."""
-        found: LinearMap | None = self._body().space_map(pair)
-        return found
+        return self._body().space_map(pair)
 
     def settled(self, moved: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
         """Return the masked rows."""
         return self._mask(moved, pair)
 
-    def _body(self) -> Any:
-        return build_method("transport", self.body)
+    def _body(self) -> TransportMethod:
+        method: TransportMethod = build_method("transport", self.body)
+        return method
 
     def _mask(self, moved: Tensor, pair: LayerPair) -> Tensor:
         if pair.descent is None or pair.descent.shape != moved.shape:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, polar, procrustes
 from transship.geometry.spectral import default_tolerance
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
+from transship.verbs.transport.protocol import LayerPair, Needs, SidedMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Gradient(SidedMethod):
     """
 
     paper: ClassVar[str] = "ours; output gradients after the merge-and-rebase code of the authors of THESEUS"
+    place_in_auto: ClassVar[int | None] = 3
 
     blend: float = 0.5
 
@@ -35,9 +36,9 @@ class Gradient(SidedMethod):
         require_number(self.name, "blend", self.blend, 0.0, 1.0)
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """Cross moments of activations and of output gradients."""
-        return Requirements(parts=("ab",), gradients=True, hidden=1.0)
+        return Needs(parts=("ab",), gradients=True, hidden=1.0)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return T_in of THESEUS."""
@@ -51,8 +52,8 @@ class Gradient(SidedMethod):
         outputs = pair.side("outputs")
         cross = (1.0 - self.blend) * _unit(outputs) + self.blend * _unit(gradients)
         cut = default_tolerance(cross, max(outputs.precision, gradients.precision))
-        found = polar(cross, tolerance=cut, where=pair.name)
-        return LinearMap(found.factor, kind="procrustes", rank=found.rank, tolerance=cut)
+        rotation = polar(cross, tolerance=cut, where=pair.name)
+        return LinearMap(rotation.factor, kind="procrustes", rank=rotation.rank, tolerance=cut)
 
 
 def _unit(moments: Moments) -> Float[Tensor, "a b"]:

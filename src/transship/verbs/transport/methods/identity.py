@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.geometry import LinearMap
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_same_shape
+from transship.verbs.transport.protocol import LayerPair, Needs, SidedMethod, require_same_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +20,12 @@ class Identity(SidedMethod):
     """
 
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), baseline of Table 3"
+    place_in_auto: ClassVar[int | None] = 1
 
     @property
-    def requirements(self) -> Requirements:
-        """Equal shapes, nothing else."""
-        return Requirements(same_shape=True)
+    def needs(self) -> Needs:
+        """Equal shapes, and blocks that are alike, where depths differ."""
+        return Needs(same_shape=True, near_copies=True)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return I."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from transship.geometry import LinearMap
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod
+from transship.verbs.transport.protocol import LayerPair, Needs, SidedMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class Pad(SidedMethod):
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), baseline of Table 1"
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """The widths of the Moments, not their values."""
-        return Requirements(parts=("ab",))
+        return Needs(parts=("ab",))
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return the rectangular identity."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 from transship.geometry import LinearMap
 from transship.geometry.fits import PSEUDO_INVERSE_TOLERANCE
 from transship.geometry.spectral import spectrum
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
+from transship.verbs.transport.protocol import LayerPair, Needs, SidedMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Pinv(SidedMethod):
         require_number(self.name, "tolerance", self.tolerance, 0.0, 1.0)
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """Cross moments and the target's own."""
-        return Requirements(parts=("bb", "ab"))
+        return Needs(parts=("bb", "ab"))
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return C_AB C_BB⁺ of the input side."""
@@ -47,7 +47,7 @@ class Pinv(SidedMethod):
         cut = (
             max(PSEUDO_INVERSE_TOLERANCE, 2 * moments.precision) if self.tolerance is None else self.tolerance
         )
-        found = spectrum(moments.part("bb"), tolerance=cut, where=moments.name)
+        eigen = spectrum(moments.part("bb"), tolerance=cut, where=moments.name)
         return LinearMap(
-            moments.part("ab") @ found.power(-1.0), kind="pinv", rank=found.rank, tolerance=found.tolerance
+            moments.part("ab") @ eigen.power(-1.0), kind="pinv", rank=eigen.rank, tolerance=eigen.tolerance
         )

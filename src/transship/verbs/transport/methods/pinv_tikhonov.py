@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, tikhonov
 from transship.geometry.spectral import spectrum
-from transship.verbs.transport.protocol import LayerPair, Requirements, TransportMethod, require_number
+from transship.verbs.transport.protocol import LayerPair, Needs, TransportMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class PinvTikhonov(TransportMethod):
         require_number(self.name, "penalty", self.penalty, 0.0, above=True)
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """Cross moments and the target's own."""
-        return Requirements(parts=("bb", "ab"))
+        return Needs(parts=("bb", "ab"))
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return the minimiser."""
@@ -61,6 +61,6 @@ class PinvTikhonov(TransportMethod):
 
     def _inverse(self, moments: Moments) -> tuple[Float[Tensor, "b b"], Float[Tensor, " b"]]:
         """Return the eigenvectors of C_BB and 1 / (its eigenvalues + λ)."""
-        found = spectrum(moments.part("bb"), where=moments.name)
-        shrunk = found.values + self.penalty * found.values.mean()
-        return found.vectors, torch.where(shrunk > 0, 1.0 / shrunk, torch.zeros_like(shrunk))
+        eigen = spectrum(moments.part("bb"), where=moments.name)
+        shrunk = eigen.values + self.penalty * eigen.values.mean()
+        return eigen.vectors, torch.where(shrunk > 0, 1.0 / shrunk, torch.zeros_like(shrunk))

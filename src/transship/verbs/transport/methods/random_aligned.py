@@ -1,13 +1,13 @@
 """A random update through the maps of THESEUS: what the maps alone are worth."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from transship.geometry import LinearMap, procrustes
-from transship.verbs.transport.protocol import LayerPair, MappedMethod, Requirements, gaussian_like
+from transship.verbs.transport.protocol import LayerPair, MappedMethod, Needs, gaussian_like
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,14 @@ class RandomAligned(MappedMethod):
     """
 
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), baseline of Table 1"
+    place_in_auto: ClassVar[int | None] = 5
+    part_in_auto: ClassVar[Literal["candidate", "head", "control"]] = "control"
     two_sided: ClassVar[bool] = False
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """Cross moments."""
-        return Requirements(parts=("ab",), hidden=1.0)
+        return Needs(parts=("ab",), hidden=1.0)
 
     def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
         """Return R with ‖R‖ = ‖τ_A‖."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from transship.geometry import LinearMap, procrustes
 from transship.geometry.moments import Part
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod, require_number
+from transship.verbs.transport.protocol import LayerPair, Needs, SidedMethod, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class Theseus(SidedMethod):
     """
 
     paper: ClassVar[str] = "THESEUS (Rinaldi et al.), Eqs. 5–10, Algorithm 1"
+    place_in_auto: ClassVar[int | None] = 2
     two_sided: ClassVar[bool] = False
 
     centre: bool = False
@@ -47,10 +48,10 @@ class Theseus(SidedMethod):
         require_number(self.name, "tolerance", self.tolerance, 0.0, 1.0)
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """Cross moments; both sides' own moments too for whitening."""
         parts: tuple[Part, ...] = ("ab",) if self.whiten == 0 else ("aa", "bb", "ab")
-        return Requirements(parts=parts, hidden=self.hidden)
+        return Needs(parts=parts, hidden=self.hidden)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return T_in of Eq. (7)."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transship.errors import MatchError
 from transship.geometry import LinearMap
-from transship.verbs.transport.protocol import LayerPair, Requirements, SidedMethod
+from transship.verbs.transport.protocol import LayerPair, Needs, Rebasin, SidedMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Transfusion(SidedMethod):
     sweeps: int = 100
 
     @property
-    def requirements(self) -> Requirements:
+    def needs(self) -> Needs:
         """Permutations, which the runner finds from both base models' weights."""
-        return Requirements(permutations=True, same_shape=True)
+        return Needs(permutations=Rebasin(self.residual, self.sweeps), same_shape=True)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
         """Return the permutation matrix of the inputs."""

@@ -1,1 +1,0 @@
-"""The source's side: a proxy's features, and the head made ω-Lipschitz."""

@@ -1,0 +1,221 @@
+"""Apply a method: move the update, in parts where that is asked for, and choose its strength.
+
+With path steps, part k of K moves τ_A/K through maps between A + (k/K) τ_A and B + α (what was moved so far).
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+from torch import Tensor, nn
+
+from transship import parallel
+from transship.progress import Progress, quiet
+from transship.verbs.transport.account import Choice
+from transship.verbs.transport.heads import CarriedHead, carry_head
+from transship.verbs.transport.move import Moved, Mover
+from transship.verbs.transport.plan import Plan
+from transship.verbs.transport.protocol import TransportMethod
+from transship.verbs.transport.result import Result, result_of
+from transship.verbs.transport.statistics import Prepared, Statistics, collect_statistics
+from transship.verbs.transport.teacher import AnyTeacher, Teacher
+from transship.verbs.transport.weights import shifted
+
+# strengths that score worse than the best before the search ends: curves may dip before they rise
+PATIENCE = 6
+# `auto` walks the path at the first of these multiples of the best single step's strength, and at the second
+# too where the first is no better than that single step. What was moved so far does less in a strange target
+# than in the source, so maps between states that have come equally far need a longer stride; in a twin the
+# stride is 1. Chosen on networks and tasks apart from the suite's, by validation and by agreement.
+WALKS = (2.0, 1.0)
+# how the whole is rescaled at the end, relative to the strength that the path was walked with
+RESCALE = (0.0, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.5)
+
+
+def apply(plan: Plan, prepared: Prepared, method: TransportMethod, *, progress: Progress = quiet) -> Result:
+    """Move the update with a method, at the best strength or the one that was given, and fit a head if it
+    asks for one.
+    """
+    moved, choice = move_and_choose(plan, prepared, method, progress=progress)
+    head = None
+    if method.needs.head:
+        head = fit_head(plan, prepared, method.needs.penalty, moved, choice.strength)
+    return result_of(plan, method, moved, choice, head)
+
+
+def move_and_choose(
+    plan: Plan,
+    prepared: Prepared,
+    method: TransportMethod,
+    *,
+    untouched: float | None = None,
+    progress: Progress = quiet,
+) -> tuple[Moved, Choice]:
+    """Return the moved update and its strength; `untouched` is the score at strength 0, where it is known."""
+    body, carried = method.body_method, method.needs.head
+    if body is None:
+        return Moved(), choose_strength(plan, prepared, Moved(), carried=carried)
+    moved = move(plan, prepared.statistics, body)
+    choice = choose_strength(plan, prepared, moved, carried=carried, untouched=untouched, progress=progress)
+    if plan.settings.path_steps == 1:
+        return moved, choice
+    return _move_along_path(plan, prepared, method, (moved, choice), progress)
+
+
+def move(plan: Plan, statistics: Statistics, method: TransportMethod) -> Moved:
+    """Return the update that a method makes for the target."""
+    return Mover(
+        plan.source.model,
+        plan.target.model,
+        plan.update,
+        statistics,
+        method,
+        roles=plan.settings.roles,
+        shares_outputs=plan.shares_outputs,
+        seed=plan.settings.seed,
+    ).run()
+
+
+def fit_head(
+    plan: Plan, prepared: Prepared, penalty: float | None, moved: Moved, strength: float
+) -> CarriedHead:
+    """Fit a head on the target with an update at a strength."""
+    assert prepared.head_teacher is not None
+    with shifted(plan.target.model.model, moved.dense, strength):
+        return carry_head(
+            plan.target_readout, plan.tuned_readout, prepared.head_teacher, penalty, keep=plan.kept
+        )
+
+
+def choose_strength(
+    plan: Plan,
+    prepared: Prepared,
+    moved: Moved,
+    *,
+    carried: bool,
+    grid: Sequence[float] | None = None,
+    untouched: float | None = None,
+    progress: Progress = quiet,
+) -> Choice:
+    """Return the strength as given, or the best of a grid (the settings' with patience, or all of another).
+
+    It is chosen by validation labels that are the fine-tune's own answers, otherwise by agreement with it on
+    the calibration inputs.
+    """
+    if plan.settings.strength != "auto":
+        return Choice(float(plan.settings.strength), (), "given")
+    if not moved.dense:
+        return Choice(1.0, (), "given")
+    own, by = plan.own_head and not carried, "agreement"
+    judged, fit = prepared.teacher, None
+    if isinstance(plan.labels, Tensor):
+        assert plan.draws.validation is not None
+        by, fit = "validation", None if own else prepared.teacher
+        judged = Teacher(plan.task, plan.draws.validation, plan.labels)
+    assert judged is not None
+    strength, curve = search(
+        plan.target.model.model,
+        moved.dense,
+        partial(score, plan, judged, own_head=own, fit=fit),
+        grid=plan.settings.grid if grid is None else grid,
+        patience=PATIENCE if grid is None else len(grid),
+        untouched=untouched,
+        progress=progress,
+    )
+    return Choice(strength, curve, by)
+
+
+def score(plan: Plan, judged: AnyTeacher, *, own_head: bool, fit: AnyTeacher | None) -> float:
+    """Return how well the target, as it stands, does what the fine-tuned source does."""
+    return parallel.agreed(judged.score(plan.target_readout, own_head=own_head, fit=fit))
+
+
+def search(
+    model: nn.Module,
+    update: Mapping[str, Tensor],
+    score: Callable[[], float],
+    *,
+    grid: Sequence[float],
+    patience: int = PATIENCE,
+    untouched: float | None = None,
+    progress: Progress = quiet,
+) -> tuple[float, tuple[tuple[float, float], ...]]:
+    """Return the best strength of the grid, the smallest of equals, and (strength, score) in rising order.
+
+    One moved update, many strengths. It stops after `patience` worse ones; equal scores are not worse.
+    """
+    curve: list[tuple[float, float]] = []
+    best, since = (-np.inf, 0.0), 0
+    for number, strength in enumerate(sorted(grid)):
+        progress("strength", number, len(grid))
+        if strength == 0.0 and untouched is not None:
+            value = untouched
+        else:
+            with shifted(model, update, strength):
+                value = score()
+        curve.append((strength, value))
+        if value > best[0] + 1e-12:
+            best, since = (value, strength), 0
+        elif value < best[0]:
+            since += 1
+        if since >= patience and strength >= 2.0:
+            break
+    progress("strength", len(grid), len(grid))
+    return best[1], tuple(curve)
+
+
+def _move_along_path(
+    plan: Plan,
+    prepared: Prepared,
+    method: TransportMethod,
+    first: tuple[Moved, Choice],
+    progress: Progress,
+) -> tuple[Moved, Choice]:
+    """Return the update moved in `path_steps` parts, and its strength; `first` is that of a single step.
+
+    A strength that is given is also the stride of the walk. With `auto` the path is walked at `WALKS` times
+    the best strength of a single step, and each result is rescaled.
+    """
+    body, carried = method.body_method, method.needs.head
+    assert body is not None
+    moved, start = first
+    if plan.settings.strength != "auto":
+        return _walk(plan, prepared, body, start.strength, moved, progress), start
+    untouched = dict(start.curve).get(0.0)
+    walks: list[tuple[Moved, Choice]] = []
+    for stride in WALKS:
+        walked = stride * (start.strength if start.strength > 0 else 1.0)
+        total = _walk(plan, prepared, body, walked, moved, progress)
+        grid = [walked * factor for factor in RESCALE]
+        choice = choose_strength(
+            plan, prepared, total, carried=carried, grid=grid, untouched=untouched, progress=progress
+        )
+        walks.append((total, choice))
+        if choice.score > start.score:
+            break
+    return max(walks, key=lambda walk: walk[1].score)
+
+
+def _walk(
+    plan: Plan,
+    prepared: Prepared,
+    method: TransportMethod,
+    strength: float,
+    first: Moved,
+    progress: Progress,
+) -> Moved:
+    """Return the sum of the parts; `first` is the whole update moved where both models stand now."""
+    steps, changes = plan.settings.path_steps, plan.source_changes()
+    total = {name: change / steps for name, change in first.dense.items()}
+    for step in range(1, steps):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(shifted(plan.source.model.model, changes, step / steps))
+            stack.enter_context(shifted(plan.target.model.model, total, strength))
+            statistics = collect_statistics(
+                plan, method.needs, prepared.teacher, saved=False, progress=progress
+            )
+        for name, change in move(plan, statistics, method).dense.items():
+            part = 1.0 / steps * change
+            total[name] = total[name] + part if name in total else part
+    return Moved(total, {}, first.layers, first.left)
