@@ -8,12 +8,13 @@ export TOKENIZERS_PARALLELISM := false
 # modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-kernels test-places tutorials lint docs bench peers clean
+.PHONY: help setup demo test test-kernels test-places test-lowest tutorials lint docs bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test but the tutorials"
 	@echo "make test-kernels  run the tests with the kernels of other processors, with one and two threads: six times as long"
 	@echo "make test-places  run what touches the machine without a home, git, a browser, UTF-8 and a second core"
+	@echo "make test-lowest  run the quick tests with the lowest versions that pyproject.toml allows, in .venv-lowest"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
 	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
@@ -49,6 +50,14 @@ test-kernels: setup
 test-places: setup
 	$(BIN)/python scripts/places.py
 
+# uv takes the lowest versions of what pyproject.toml names; torch from PyPI brings 3 GB of CUDA along, which
+# UV_FIND_LINKS or UV_INDEX_URL with CPU wheels avoids
+test-lowest:
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/pip install --quiet uv
+	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 -m "not tutorial and not slow" -p no:cacheprovider
+
 tutorials: setup
 	$(BIN)/pytest -m tutorial --durations 5
 
@@ -68,4 +77,4 @@ peers: setup
 	$(BIN)/python -m benchmarks --peers
 
 clean:
-	rm -rf $(VENV) .peers build dist site demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest .peers build dist site demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -9,7 +9,11 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SETS = {"sse": ("DEFAULT", "Nehalem", []), "avx2": ("AVX2", "Haswell", ["X86_V3"])}
+# torch's names of its kernels, OpenBLAS's core, and the features that numpy leaves unused
+SETS = {
+    "sse": ({"DEFAULT", "NO AVX"}, "Nehalem", {"AVX2", "FMA3", "X86_V3", "AVX512F", "X86_V4"}),
+    "avx2": ({"AVX2"}, "Haswell", {"AVX512F", "AVX512_SKX", "X86_V4"}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +32,9 @@ def test_every_library_says_that_it_uses_the_kernels_which_were_set(script, name
         pytest.skip(f"this processor cannot run {name}")
     torch, openblas, numpy = SETS[name]
     uses = script.in_use(os.environ | variables | {"OMP_NUM_THREADS": "2"})
-    assert uses["torch"] == torch
+    assert uses["torch"] in torch
     assert uses["openblas"] == [openblas]
-    assert not set(uses["numpy"]) - set(numpy)
+    assert not set(uses["numpy"]) & numpy
     assert uses["threads"] == 2
     assert "AVX-512" not in uses["mkl"]
     assert "AVX-512" not in uses["onednn"]
