@@ -26,6 +26,17 @@ KERNELS = TESTS.parent / "scripts/kernels.py"
 # whose tests train or decompose, so that what a processor rounds is carried on furthest
 ROOMS = ("suites/otmf", "verbs/adapt", "verbs/merge/fusion", "verbs/merge/learning", "verbs/transport")
 TRAINED = {TESTS / room for room in ROOMS}
+# files of these rooms about folders, refusals and memory: one set of kernels shows as much as two
+ONCE = {
+    "test_accounts",
+    "test_admission",
+    "test_memory",
+    "test_reading",
+    "test_refusals",
+    "test_running_memory",
+    "test_saved",
+    "test_state",
+}
 MODELS = Path(os.environ.get("TRANSSHIP_MODELS", Path.home() / ".cache/transship/models"))
 DATA = Path(os.environ.get("TRANSSHIP_DATA", Path.home() / ".cache/transship/data"))
 
@@ -66,7 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The quick tests of the rooms that train are marked: `make test` runs them under both sets of kernels.
     """
     for item in items:
-        if not item.get_closest_marker("slow") and not TRAINED.isdisjoint(item.path.parents):
+        trains = item.path.stem not in ONCE and not TRAINED.isdisjoint(item.path.parents)
+        if trains and not item.get_closest_marker("slow"):
             item.add_marker("trains")
     files = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
     order = random.Random(config.option.order_seed)

@@ -1,6 +1,7 @@
 """The documentation says what the program does, and builds without a warning."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,18 @@ def reference():
     return module
 
 
+def once(page: str) -> str:
+    return re.sub(r"\[\[([^\[\]]*)\]\]", r"[\1]", page)
+
+
 def test_every_command_and_method_is_documented_as_it_is(tmp_path: Path):
     # in a process of its own: click keeps the help options of commands that other tests have run
     subprocess.run([sys.executable, ROOT / "scripts/reference.py", tmp_path], check=True)
     for page in reference().PAGES:
         written = (ROOT / "docs/reference" / page).read_text()
-        assert written == (tmp_path / page).read_text(), "run `make docs` and commit docs/reference"
+        now = (tmp_path / page).read_text()
+        # releases of click differ in how they show an argument that may be left out
+        assert once(written) == once(now), "run `make docs` and commit docs/reference"
 
 
 def test_every_public_name_of_a_verb_is_in_the_reference():

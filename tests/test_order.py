@@ -53,13 +53,14 @@ def test_the_tests_of_a_file_stay_together(conftest):
 
 
 def test_quick_tests_of_rooms_that_train_are_marked(conftest):
-    trained, slow, other = (
+    trained, once, slow, other = (
         Item(TESTS / "verbs/adapt/test_any.py"),
+        Item(TESTS / "verbs/merge/fusion/test_state.py"),
         Item(TESTS / "verbs/adapt/methods/test_any.py", marks=["slow"]),
         Item(TESTS / "geometry/test_any.py"),
     )
     conftest.pytest_collection_modifyitems(
-        SimpleNamespace(option=SimpleNamespace(order_seed=1)), [trained, slow, other]
+        SimpleNamespace(option=SimpleNamespace(order_seed=1)), [trained, once, slow, other]
     )
-    assert (trained.marks, slow.marks, other.marks) == (["trains"], ["slow"], [])
+    assert (trained.marks, once.marks, slow.marks, other.marks) == (["trains"], [], ["slow"], [])
     assert all(room.is_dir() for room in conftest.TRAINED), "rooms that moved move in tests/conftest.py too"
