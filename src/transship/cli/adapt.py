@@ -137,4 +137,4 @@ def bound_command(
     if report is not None:
         check_target(report, force=force)
     terms = adapt.api.bound(model, reference, memory=MemoryBudget.parse(memory), **options)
-    show(adapt.api.bound_page(terms, str(model)), as_json=as_json, report=report, force=force)
+    show(adapt.result.bound_page(terms, str(model)), as_json=as_json, report=report, force=force)

@@ -14,8 +14,8 @@ from transship.verbs.adapt.model.backbone import Backbone, open_backbone
 from transship.verbs.adapt.model.embedder import shape_for
 from transship.verbs.adapt.model.network import AdaptedNetwork, HeadShape, new_embedder
 from transship.verbs.adapt.model.source import open_source
-from transship.verbs.adapt.train.learner import Learner, LearningRows
 from transship.verbs.adapt.train.losses import find_loss
+from transship.verbs.adapt.train.problem import LearningProblem, LearningRows
 
 WORDS = [
     "red",
@@ -131,7 +131,7 @@ def quick(tiny_bert: Backbone, proxy: Dataset, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def learner(tiny_bert: Backbone, proxy: Dataset, waves: Any, quick: dict[str, Any]) -> Learner:
+def problem(tiny_bert: Backbone, proxy: Dataset, waves: Any, quick: dict[str, Any]) -> LearningProblem:
     """The waves before a frozen body, whose embedder and head learn."""
     shape = shape_for(tiny_bert.theta, (37,), 1, tokens=8)
     torch.manual_seed(0)
@@ -142,4 +142,4 @@ def learner(tiny_bert: Backbone, proxy: Dataset, waves: Any, quick: dict[str, An
     rows = LearningRows(torch.from_numpy(waves[0])[:, None], codes, codes)
     source = open_source(tiny_bert, proxy, items=90, omega=0.5, cache=quick["cache"])
     scale, loss = (torch.zeros(1), torch.ones(1)), find_loss(None, "classification")
-    return Learner(network, rows, rows, 3, loss, scale, tiny_bert, source, 0, torch.device("cpu"))
+    return LearningProblem(network, rows, rows, 3, loss, scale, tiny_bert, source, 0, torch.device("cpu"))

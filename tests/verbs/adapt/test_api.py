@@ -56,8 +56,8 @@ def test_a_path_has_a_model_at_every_place_and_its_features(quick: dict[str, Any
     rows = Examples(waves[0], waves[1], np.arange(len(waves[0])), "waves")
     adapted = Recraft(**told).fit(*waves).adapted_
     result = path(FitResult(adapted, Path("model"), CommandSettings(**told), rows, waves), 2)
-    assert [stop["name"] for stop in result.path] == ["no stage 1: NFT", "FA", "all of stage 1"]
+    assert [stop["name"] for stop in result.further.path] == ["no stage 1: NFT", "FA", "all of stage 1"]
     naive = Recraft(**quick | {"method": "nft", "steps": 4}).fit(*waves)
-    assert result.path[0]["validation"] == naive.validation_["error"]
-    assert list(result.clouds) == [stop["name"] for stop in result.path]
-    assert not torch.equal(result.clouds["FA"], result.clouds["no stage 1: NFT"])
+    assert result.further.path[0]["validation"] == naive.validation_["error"]
+    assert list(result.further.clouds) == [stop["name"] for stop in result.further.path]
+    assert not torch.equal(result.further.clouds["FA"], result.further.clouds["no stage 1: NFT"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transship.doors import door
 
 if TYPE_CHECKING:
-    from transship.verbs.adapt import api
+    from transship.verbs.adapt import api, result
     from transship.verbs.adapt.adapted import Adapted, read_document
     from transship.verbs.adapt.estimator import Recraft, load_adapted
     from transship.verbs.adapt.model.source import SourceSide
@@ -26,4 +26,5 @@ __all__ = [
     "api",
     "load_adapted",
     "read_document",
+    "result",
 ]

@@ -296,6 +296,3 @@ def _incomplete(place: Path, why: str) -> DataError:
 
 def _number(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else str(value)
-
-
-__all__ = ["Adapted", "read_adapted", "read_document", "save_adapted"]

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
-from torch import Tensor
 
 from transship import parallel
 from transship.atomic import atomic_file, check_target
@@ -36,10 +35,10 @@ from transship.verbs.adapt.fit import adapt
 from transship.verbs.adapt.model.embedder import Shape
 from transship.verbs.adapt.model.network import FORWARD_ROWS
 from transship.verbs.adapt.raw.models import FEATURE_ROWS
-from transship.verbs.adapt.result import bound_page, fit_page, prediction_page
+from transship.verbs.adapt.result import FurtherFits, fit_page, prediction_page
 from transship.verbs.adapt.rows.reading import Examples, read_rows, read_validation
 from transship.verbs.adapt.settings import CommandSettings
-from transship.verbs.adapt.train.learner import AdaptMethod
+from transship.verbs.adapt.train.problem import AdaptMethod
 
 # random convolutions give about 10,000 features of a row; the baselines hold them in float64, with copies
 _BASELINE = 3 * 8 * 10_000
@@ -56,9 +55,7 @@ class FitResult:
         train: the rows that were given to learn from.
         held: inputs and targets of those that it chose by.
         main: False in the other processes of a launch, which write nothing.
-        sensitivity: (ω, validation metric) of other fits.
-        path: name, gap and validation metric of fits that break stage 1 off.
-        clouds: pooled features after stage 2 of these fits, by name.
+        further: other fits of the same rows.
     """
 
     adapted: Adapted
@@ -67,9 +64,7 @@ class FitResult:
     train: Examples
     held: tuple[Array, Array]
     main: bool = True
-    sensitivity: Sequence[tuple[float, float]] = ()
-    path: Sequence[Mapping[str, Any]] = ()
-    clouds: Mapping[str, Tensor] = field(default_factory=dict)
+    further: FurtherFits = field(default_factory=FurtherFits)
 
     def page(self, command: str = "", *, pictures: bool = True) -> Page:
         """Return the page, with the bound on the validation rows where it has a source and classes."""
@@ -77,14 +72,7 @@ class FitResult:
         if pictures and adapted.source is not None and adapted.targets.classes is not None:
             bound = measure_bound(adapted, *self.held, seed=self.settings.seed)
         return fit_page(
-            adapted,
-            folder=self.folder,
-            command=command,
-            sensitivity=self.sensitivity,
-            path=self.path,
-            clouds=self.clouds,
-            bound=bound,
-            pictures=pictures,
+            adapted, folder=self.folder, command=command, further=self.further, bound=bound, pictures=pictures
         )
 
 
@@ -239,7 +227,7 @@ def sensitivity(result: FitResult, omegas: Sequence[float], *, seen: Progress | 
     for omega in omegas:
         about = _refitted(result, seen, omega=float(omega)).about
         points.append((float(omega), float(about["validation"][about["metric"]])))
-    return replace(result, sensitivity=points)
+    return replace(result, further=replace(result.further, sensitivity=points))
 
 
 def broken_off(settings: CommandSettings, points: int) -> Sequence[tuple[dict[str, Any], str]]:
@@ -272,7 +260,7 @@ def path(result: FitResult, points: int, *, seen: Progress | None = None) -> Fit
         validation = float(about["validation"][about["metric"]])
         stops.append({"name": name, "gap": gap, "validation": validation})
         clouds[name] = other.snapshots["stage 2"]
-    return replace(result, path=stops, clouds=clouds)
+    return replace(result, further=replace(result.further, path=stops, clouds=clouds))
 
 
 def _refitted(result: FitResult, seen: Progress | None, **changes: Any) -> Adapted:
@@ -371,18 +359,3 @@ def _write(
             columns |= {f"p_{name}": scores[:, place].tolist() for place, name in enumerate(targets.classes)}
         table = pyarrow.table(columns)
         (pyarrow.csv.write_csv if suffix == ".csv" else pyarrow.parquet.write_table)(table, str(draft))
-
-
-__all__ = [
-    "FitResult",
-    "Predictions",
-    "bound",
-    "bound_page",
-    "broken_off",
-    "check_table",
-    "fit",
-    "path",
-    "predict",
-    "read_omegas",
-    "sensitivity",
-]

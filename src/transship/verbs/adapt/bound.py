@@ -225,16 +225,20 @@ def bound_of(
         entropy_target=float(entropy(shares)),
         rows=rows,
         neighbours=near,
-        estimators={
-            "err_source": "cross-entropy of the recalibrated source head on held-out proxy items",
-            "alignment": f"nominal ω times exact W₁ of token means, {rows} rows against equally many items",
-            "distortion": "H(Z'|Z) of the soft table of all rows, Eq. (21)",
-            "distortion_greedy": "greedy coupling of p_s(·|u) with the estimate of D_τ(·|u), per row",
-            "fitting": f"KL of label frequencies among {near} nearest features from p_τ, Eq. (48)",
-            "err_target": "cross-entropy of the adapted model on the same rows",
-            "lipschitz": "99 % quantile of per-sample gradient norms at source and target features",
-        },
+        estimators=_estimators(rows, near),
     )
+
+
+def _estimators(rows: int, near: int) -> dict[str, str]:
+    return {
+        "err_source": "cross-entropy of the recalibrated source head on held-out proxy items",
+        "alignment": f"nominal ω times exact W₁ of token means, {rows} rows against equally many items",
+        "distortion": "H(Z'|Z) of the soft table of all rows, Eq. (21)",
+        "distortion_greedy": "greedy coupling of p_s(·|u) with the estimate of D_τ(·|u), per row",
+        "fitting": f"KL of label frequencies among {near} nearest features from p_τ, Eq. (48)",
+        "err_target": "cross-entropy of the adapted model on the same rows",
+        "lipschitz": "99 % quantile of per-sample gradient norms at source and target features",
+    }
 
 
 def label_frequencies(features: Array, codes: Array, classes: int, neighbours: int) -> Array:

@@ -146,6 +146,3 @@ def load_adapted(folder: str | os.PathLike[str]) -> Recraft:
     return Recraft(**{name: value for name, value in settings.items() if hasattr(Settings, name)})._take(
         adapted
     )
-
-
-__all__ = ["Recraft", "load_adapted"]

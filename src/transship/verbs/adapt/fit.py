@@ -26,9 +26,9 @@ from transship.verbs.adapt.raw.fit import RawResult, fit_base, raw_baselines
 from transship.verbs.adapt.raw.models import BaseModel
 from transship.verbs.adapt.rows.reading import Split
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.train.learner import AdaptMethod, Learner, LearningRows
 from transship.verbs.adapt.train.loop import Checkpoints, Runtime
-from transship.verbs.adapt.train.stages import COLLAPSED, Budget, stage_one, stage_two
+from transship.verbs.adapt.train.problem import AdaptMethod, LearningProblem, LearningRows
+from transship.verbs.adapt.train.stages import COLLAPSED, stage_one, stage_two
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,50 +125,39 @@ def _source(plan: AdaptPlan, watch: Progress) -> SourceSide | None:
 
 def apply(plan: AdaptPlan, prepared: AdaptPrepared, watch: Progress = quiet) -> Adapted:
     """Train in two stages, from where a checkpoint stands; return the model with all that is known of it."""
-    settings, method, source = plan.settings, plan.method, prepared.source
-    accelerator = open_accelerator(settings)
+    settings, accelerator = plan.settings, open_accelerator(plan.settings)
     head_shape = plan.head_shape()
-    learner = _learner(plan, prepared, head_shape, accelerator.device)
+    problem = _problem(plan, prepared, head_shape, accelerator.device)
     work = None if settings.work is None else Path(settings.work)
     checkpoints = Checkpoints(work, _key(plan), every=settings.checkpoint_seconds)
-    state = checkpoints.resume()
-    runtime = Runtime(accelerator, checkpoints, watch)
-    phases = [phase for phase in method.phases() if phase.steps]
+    state, runtime = checkpoints.resume(), Runtime(accelerator, checkpoints, watch)
+    phases = [phase for phase in plan.method.phases() if phase.steps]
     clock = [time.process_time()]
-    state = stage_one(runtime, learner, phases, state, log_every=settings.log_every)
+    state = stage_one(runtime, problem, phases, state, log_every=settings.log_every)
     clock.append(time.process_time())
     if settings.predictor == "transport":
-        head_shape = plan.head_shape(classes=learner.known.classes)
-        head = _head(head_shape, settings.seed).to(learner.device)
-        learner = replace(learner, network=learner.network.with_head(head))
-    budget = _budget(settings, len(plan.train))
-    number, frozen = len(phases), settings.freeze_embedder
-    state = stage_two(
-        runtime,
-        learner,
-        method,
-        budget,
-        lambda outputs: plan.score(outputs.numpy()),
-        state,
-        number=number,
-        frozen=frozen,
-    )
+        head_shape = plan.head_shape(classes=problem.known.classes)
+        head = _head(head_shape, settings.seed).to(problem.device)
+        problem = replace(problem, network=problem.network.with_head(head))
+    number = len(phases)
+    state = stage_two(runtime, problem, plan.method, settings, plan.score, state, number=number)
     clock.append(time.process_time())
-    learner.network.requires_grad_(False)
-    if source is not None:
-        state = state.with_snapshot(learner, "stage 2")
+    seconds = {"stage1": clock[1] - clock[0], "stage2": clock[2] - clock[1]}
+    problem.network.requires_grad_(False)
+    if prepared.source is not None:
+        state = state.with_snapshot(problem, "stage 2")
     notes = [*state.notes, *_collapse(state.log)]
     for note in notes:
         warnings.warn(note, TransshipWarning, stacklevel=3)
+    records = {"stage1": list(state.log), "history": list(state.history), "notes": notes}
     adapted = Adapted(
         plan.inputs,
         plan.targets,
-        learner.network,
+        problem.network,
         head_shape,
-        source,
-        _about(plan, prepared, budget)
-        | {"stage1": list(state.log), "history": list(state.history), "notes": notes},
-        {**prepared.seconds, "stage1": clock[1] - clock[0], "stage2": clock[2] - clock[1]},
+        prepared.source,
+        _about(plan, prepared) | records,
+        {**prepared.seconds, **seconds},
         plan.backbone,
         prepared.base,
         state.snapshots,
@@ -181,11 +170,11 @@ def _judged(plan: AdaptPlan, adapted: Adapted) -> Adapted:
     """Return the model with its figures on the rows held out, and the advice that they give."""
     validation = adapted.evaluate(plan.split.held_inputs, plan.split.held_targets)
     about, metric = adapted.about, plan.metric.name
-    said = advice(validation[metric], len(plan.held), metric, about["baselines"], plan.settings.method)
-    return replace(adapted, about={**about, "validation": validation, "advice": said})
+    sentence = advice(validation[metric], len(plan.held), metric, about["baselines"], plan.settings.method)
+    return replace(adapted, about={**about, "validation": validation, "advice": sentence})
 
 
-def _about(plan: AdaptPlan, prepared: AdaptPrepared, budget: Budget) -> dict[str, Any]:
+def _about(plan: AdaptPlan, prepared: AdaptPrepared) -> dict[str, Any]:
     settings, split = plan.settings, plan.split
     raw = [
         {"name": result.name, "validation": result.validation, "seconds": result.seconds}
@@ -199,7 +188,7 @@ def _about(plan: AdaptPlan, prepared: AdaptPrepared, budget: Budget) -> dict[str
         "backbone_hash": plan.backbone.fingerprint,
         "method": settings.method,
         "settings": settings.recorded(),
-        "budget": vars(budget),
+        "budget": settings.budget(len(plan.train)),
         "rows": {"train": len(split.inputs), "validation": len(split.held_inputs)},
         "data": plan.data_hash,
         "seed": settings.seed,
@@ -217,9 +206,9 @@ def _key(plan: AdaptPlan) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _learner(
+def _problem(
     plan: AdaptPlan, prepared: AdaptPrepared, head_shape: HeadShape, device: torch.device
-) -> Learner:
+) -> LearningProblem:
     """Return the network as it starts, with its rows."""
     network = new_network(plan.backbone, plan.shape, head_shape, plan.method, plan.settings.seed)
     network.embedder.look_at(plan.train.inputs)
@@ -227,7 +216,7 @@ def _learner(
     if prepared.base is not None:
         silence(network.head)
     mean, std = (torch.from_numpy(part).to(device) for part in (plan.targets.mean, plan.targets.std))
-    return Learner(
+    return LearningProblem(
         network,
         prepared.train,
         prepared.held,
@@ -256,21 +245,6 @@ def _head(shape: HeadShape, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "head"))
         return shape.build()
-
-
-def _budget(settings: Settings, rows: int) -> Budget:
-    return Budget(
-        **settings.budget(rows),
-        accumulation=settings.accumulation,
-        rate=settings.learning_rate,
-        embedder_factor=settings.embedder_factor,
-        weight_decay=settings.weight_decay,
-        warmup=settings.warmup,
-        clip=settings.clip,
-        patience=settings.patience,
-        select=settings.select,
-        lora_rank=settings.lora_rank,
-    )
 
 
 def open_accelerator(settings: Settings) -> Any:
@@ -340,6 +314,3 @@ def _noise(first: float, second: float, rows: int, metric: str) -> float:
         return 0.0
     middle = min(max((first + second) / 2, 0.5 / rows), 1 - 0.5 / rows)
     return float((middle * (1 - middle) / rows) ** 0.5)
-
-
-__all__ = ["AdaptPrepared", "adapt", "advice", "apply", "new_network", "open_accelerator", "prepare"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transship.data import Dataset
 from transship.errors import DataError, OptionError
@@ -21,8 +22,8 @@ from transship.verbs.adapt.rows.metrics import Metric, default_metric, find_metr
 from transship.verbs.adapt.rows.reading import Split, split_rows
 from transship.verbs.adapt.rows.targets import Targets
 from transship.verbs.adapt.settings import Settings
-from transship.verbs.adapt.train.learner import AdaptMethod, LearningRows
 from transship.verbs.adapt.train.losses import RELATIVE, Loss, find_loss
+from transship.verbs.adapt.train.problem import AdaptMethod, LearningRows
 
 NOTHING = 1e-6  # of the mean size: targets so small count as zero
 
@@ -74,10 +75,10 @@ class AdaptPlan:
         """Targets of the rows held out, as metrics take them."""
         return self.targets.truth(self.split.held_targets)
 
-    def score(self, outputs: Array) -> float:
+    def score(self, outputs: Tensor) -> float:
         """Return the metric of outputs for the rows held out; the smaller the better."""
-        targets = self.targets
-        return float(self.metric(self.held_truth, targets.prediction(outputs), targets.scores(outputs)))
+        targets, values = self.targets, outputs.numpy()
+        return float(self.metric(self.held_truth, targets.prediction(values), targets.scores(values)))
 
     def head_shape(self, *, classes: int = 0) -> HeadShape:
         """Return what the head is built from: of label transport where `classes` of the source are given.
@@ -182,6 +183,3 @@ def _check_predictor(settings: Settings, targets: Targets, method: AdaptMethod) 
         )
     if settings.predictor == "pooled" and targets.task != "dense":
         raise OptionError("the pooled head is for dense targets", where="predictor", fix="choose linear")
-
-
-__all__ = ["AdaptPlan", "make_plan"]

@@ -1,6 +1,7 @@
 """What adapt has to say, as pages: what to use, how stage 1 went, the bound, and where features lie."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ TITLES = {
     "fa+fld": "after FA + FLD",
     "stage 2": "after stage 2: the model's own embedder",
 }
+_CURVES = {
+    "W₁": {"W₁, target to source": "w1", "W₁, source to source": "w1_source"},
+    "nats": {
+        "FLD": "fld",
+        "held-out FLD": "held_out_fld",
+        "H(Z)": "entropy_z",
+        "H(Z')": "entropy_target",
+        "mean H(p_s)": "mean_entropy",
+    },
+    "target spread / source spread": {"spread": "spread"},
+}
 _STAGE_ONE = {
     "w1": "W₁",
     "w1_source": "source W₁",
@@ -44,14 +56,27 @@ _STAGE_ONE = {
 }
 
 
+@dataclass(frozen=True, eq=False)
+class FurtherFits:
+    """Other fits of the same rows, for the page.
+
+    Attributes:
+        sensitivity: (ω, validation metric) of each, Fig. 6.
+        path: name, semantic gap and validation metric of fits that break stage 1 off, Figs. 2 and 3.
+        clouds: pooled features after stage 2 of these, by name.
+    """
+
+    sensitivity: Sequence[tuple[float, float]] = ()
+    path: Sequence[Mapping[str, Any]] = ()
+    clouds: Mapping[str, Tensor] = field(default_factory=dict)
+
+
 def fit_page(
     adapted: Adapted,
     *,
     folder: Path | None = None,
     command: str = "",
-    sensitivity: Sequence[tuple[float, float]] = (),
-    path: Sequence[Mapping[str, Any]] = (),
-    clouds: Mapping[str, Tensor] | None = None,
+    further: FurtherFits | None = None,
     bound: Bound | None = None,
     pictures: bool = True,
 ) -> Page:
@@ -61,43 +86,45 @@ def fit_page(
         adapted: the model.
         folder: where it was written.
         command: that made it.
-        sensitivity: (ω, validation metric) of other fits, Fig. 6.
-        path: fits that break stage 1 off: name, gap and validation metric of each, Fig. 3.
-        clouds: pooled features after stage 2 of these fits, by name.
+        further: other fits of the same rows.
         bound: the terms of Theorem 7 on the validation rows.
         pictures: whether it has the sections that a terminal leaves out.
     """
-    about, source = adapted.about, adapted.source
+    about = adapted.about
     figure = f"{about['metric']} {about['validation'][about['metric']]:.4f}"
     summary = (
         f"{about['backbone']} adapted to {about['task']} by {about['method']}: validation {figure} "
         f"on {about['rows']['validation']} rows."
     )
     summary += f" Model in {folder}." if folder is not None else ""
+    details = _details(adapted, further or FurtherFits(), bound) if pictures else {}
     sections = [Section("What to use", _choice(adapted, folder))]
-    if pictures:
-        sections.append(Section("Training", _training(about, adapted.seconds), detail=True))
-        if about["stage1"]:
-            gap = [*_gap(adapted), *_path(about, path), *_sensitivity(about, sensitivity)]
-            sections.append(Section("Stage 1", _stage_one(about), detail=True))
-            sections.append(Section("Semantic gap and error", gap, detail=True))
-        if bound is not None:
-            rows = "validation rows, which chose the weights; the paper takes test rows (`adapt bound`)"
-            sections.append(Section("Bound", _terms(bound, rows), detail=True))
-        if source is not None and adapted.snapshots:
-            drawn = _clouds(adapted, source, path, clouds or {})
-            sections.append(Section("Features", drawn, detail=True))
-        if source is not None:
-            sections.append(Section("Source", _source(source), detail=True))
-    proxy = {"proxy": source.fingerprint} if source is not None else {}
+    sections += [Section(title, blocks, detail=True) for title, blocks in details.items()]
     provenance = Provenance(
         command=command,
-        inputs={"backbone": about["backbone_hash"], "data": about["data"]} | proxy,
+        inputs={"backbone": about["backbone_hash"], "data": about["data"]}
+        | ({} if adapted.source is None else {"proxy": adapted.source.fingerprint}),
         parameters=about["settings"],
         versions=library_versions(),
         notes={"seed": about["seed"]},
     )
     return Page("Adapting a pretrained transformer", summary, sections, provenance)
+
+
+def _details(adapted: Adapted, further: FurtherFits, bound: Bound | None) -> dict[str, list[Block]]:
+    about, source = adapted.about, adapted.source
+    details = {"Training": _training(about, adapted.seconds)}
+    if about["stage1"]:
+        details["Stage 1"] = _stage_one(about)
+        details["Semantic gap and error"] = [*_gap(adapted), *_further(about, further)]
+    if bound is not None:
+        rows = "validation rows, which chose the weights; the paper takes test rows (`adapt bound`)"
+        details["Bound"] = _terms(bound, rows)
+    if source is not None:
+        if adapted.snapshots:
+            details["Features"] = _clouds(adapted, source, further)
+        details["Source"] = _source(source)
+    return details
 
 
 def bound_page(bound: Bound, model: str) -> Page:
@@ -147,30 +174,27 @@ def _choice(adapted: Adapted, folder: Path | None) -> list[Block]:
 
 
 def _training(about: Mapping[str, Any], seconds: Mapping[str, float]) -> list[Block]:
-    history = about["history"]
-    epochs = [row["epoch"] for row in history]
-    passes = "pass over the rows"
-    spent = {**seconds, **{f"raw {row['name']}": row.get("seconds") for row in about.get("baselines", [])}}
+    history, loss = about["history"], f"loss ({about['loss']})"
+    passes = "pass over the rows", [row["epoch"] for row in history]
     losses = {"training": _column(history, "loss"), "validation": _column(history, "validation_loss")}
     chosen_by = {"validation": _column(history, "validation")}
+    spent = {**seconds, **{f"raw {row['name']}": row.get("seconds") for row in about.get("baselines", [])}}
     return [
-        figures.lines(
-            epochs, losses, x_title=passes, y_title=f"loss ({about['loss']})", caption="Loss of stage 2."
-        ),
-        figures.lines(
-            epochs,
-            chosen_by,
-            x_title=passes,
-            y_title=about["metric"],
-            caption="What the best weights are chosen by.",
-        ),
-        Table(
-            ["metric", Column("validation", 4)],
-            [list(pair) for pair in about["validation"].items()],
-            "All metrics of the task.",
-        ),
-        Table(["part", Column("CPU seconds", 1)], [list(pair) for pair in spent.items()], "What it took."),
+        _lines(passes, losses, loss, "Loss of stage 2."),
+        _lines(passes, chosen_by, about["metric"], "What the best weights are chosen by."),
+        _pairs(["metric", Column("validation", 4)], about["validation"], "All metrics of the task."),
+        _pairs(["part", Column("CPU seconds", 1)], spent, "What it took."),
     ]
+
+
+def _lines(
+    x: tuple[str, Sequence[float]], series: Mapping[str, Sequence[Any]], title: str, caption: str
+) -> Block:
+    return figures.lines(x[1], series, x_title=x[0], y_title=title, caption=caption)
+
+
+def _pairs(columns: Sequence[str | Column], pairs: Mapping[str, Any], caption: str) -> Table:
+    return Table(columns, [list(pair) for pair in pairs.items()], caption, sortable=False)
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
@@ -179,28 +203,16 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 def _stage_one(about: Mapping[str, Any]) -> list[Block]:
     rows = about["stage1"]
-    nats = {"FLD": "fld", "held-out FLD": "held_out_fld", "H(Z)": "entropy_z"}
-    nats |= {"H(Z')": "entropy_target", "mean H(p_s)": "mean_entropy"}
-    distances = {"W₁, target to source": "w1", "W₁, source to source": "w1_source"}
-
-    def lines(series: Mapping[str, str], title: str, caption: str) -> Block:
-        columns = {name: _column(rows, key) for name, key in series.items()}
-        places = list(range(len(rows)))
-        return figures.lines(
-            places, columns, x_title="logged point, in order", y_title=title, caption=caption
-        )
-
+    places = "logged point, in order", list(range(len(rows)))
+    pictures = {
+        "W₁": "Distance of token means of embedded rows, with that of two draws of the source.",
+        "nats": "Feature-label distortion H(Z'|Z) and entropies.",
+        "target spread / source spread": "Below 0.5, a small W₁ is partly a collapse onto the source.",
+    }
     return [
-        lines(
-            distances,
-            "W₁",
-            "Distance of token means of embedded rows, with that of two draws of the source.",
-        ),
-        lines(nats, "nats", "Feature-label distortion H(Z'|Z) and entropies."),
-        lines(
-            {"spread": "spread"},
-            "target spread / source spread",
-            "Below 0.5, a small W₁ is partly a collapse onto the source's centre.",
+        *(
+            _lines(places, {name: _column(rows, key) for name, key in _CURVES[title].items()}, title, caption)
+            for title, caption in pictures.items()
         ),
         Table(
             ["phase", "step", *(Column(name, 3) for name in _STAGE_ONE.values())],
@@ -214,81 +226,60 @@ def _gap(adapted: Adapted) -> list[Block]:
     rows = adapted.about["stage1"]
     omega = adapted.source.omega if adapted.source is not None else 1.0
     return _scatter(
-        "stage 1",
-        [omega * row["w1"] + row["fld"] for row in rows],
-        [row["probe_error"] for row in rows],
-        [f"{row['phase']} {row['step']}" for row in rows],
-        titles=("semantic gap: ω·W₁ + FLD (nats)", "error of a probe on validation rows"),
-        caption="The path of stage 1: the gap, and the error of a ridge probe on the frozen body. The "
-        "paper's Fig. 3 has the error of the fine-tuned model, for which `--path` fits again.",
-        points="the probe's error, points of one run",
+        {
+            f"{row['phase']} {row['step']}": (omega * row["w1"] + row["fld"], row["probe_error"])
+            for row in rows
+        },
+        ("semantic gap: ω·W₁ + FLD (nats)", "error of a probe on validation rows"),
+        "The path of stage 1: the gap, and the error of a ridge probe on the frozen body. The paper's Fig. 3 "
+        "has the error of the fine-tuned model, for which `--path` fits again.",
+        "the probe's error, points of one run",
     )
 
 
-def _path(about: Mapping[str, Any], path: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Return Fig. 3 and Fig. 2 (d): errors of models fitted from points along stage 1."""
-    if not path:
-        return []
-    gap, error, names = ([stop[key] for stop in path] for key in ("gap", "validation", "name"))
+def _further(about: Mapping[str, Any], further: FurtherFits) -> list[Block]:
+    """Return Fig. 3 and Fig. 2 (d), errors of models fitted from points along stage 1, and Fig. 6."""
+    blocks: list[Block] = []
     metric = about["metric"]
-    return [
-        *_scatter(
-            "fitted models",
-            gap,
-            error,
-            names,
-            titles=(
-                "semantic gap where stage 1 ends: ω·W₁ + FLD (nats)",
-                f"validation {metric} after stage 2",
-            ),
-            caption="Target error against semantic gap (Fig. 3): a whole fit per point, same seed.",
-            points="the target error, a whole fit each",
-        ),
-        Table(
-            ["stage 1", Column("semantic gap", 3), Column(metric, 4, "min")],
-            [list(row) for row in zip(names, gap, error, strict=True)],
-            "The same figures (Fig. 2 d): without stage 1, with part of it, and with all.",
-            sortable=False,
-        ),
-    ]
+    if further.path:
+        stops = {stop["name"]: (stop["gap"], stop["validation"]) for stop in further.path}
+        blocks += _scatter(
+            stops,
+            ("semantic gap where stage 1 ends: ω·W₁ + FLD (nats)", f"validation {metric} after stage 2"),
+            "Target error against semantic gap (Fig. 3): a whole fit per point, same seed.",
+            "the target error, a whole fit each",
+        )
+        blocks.append(
+            Table(
+                ["stage 1", Column("semantic gap", 3), Column(metric, 4, "min")],
+                [[name, *stop] for name, stop in stops.items()],
+                "The same figures (Fig. 2 d): without stage 1, with part of it, and with all.",
+                sortable=False,
+            )
+        )
+    if further.sensitivity:
+        omegas, values = (list(column) for column in zip(*further.sensitivity, strict=True))
+        caption = "Sensitivity to ω: one whole fit per point, same seed."
+        blocks.append(_lines(("ω", omegas), {about["method"]: values}, f"validation {metric}", caption))
+    return blocks
 
 
 def _scatter(
-    group: str,
-    gap: Sequence[float],
-    error: Sequence[float],
-    names: Sequence[str],
-    *,
-    titles: tuple[str, str],
-    caption: str,
-    points: str,
+    points: Mapping[str, tuple[float, float]], titles: tuple[str, str], caption: str, what: str
 ) -> list[Block]:
     """Return errors against gaps, with their correlation where there is one."""
+    gap, error = (list(column) for column in zip(*points.values(), strict=True))
+    labels = {"points": list(points)}
     x_title, y_title = titles
-    picture = figures.scatter(
-        {group: (gap, error)}, x_title=x_title, y_title=y_title, labels={group: names}, caption=caption
-    )
-    if len(gap) < 3 or not np.std(gap) > 0 or not np.std(error) > 0:
-        return [picture]
-    pearson = float(np.corrcoef(gap, error)[0, 1])
-    return [
-        picture,
-        Text(f"Pearson correlation of gap and error: **{pearson:.3f}** over {len(gap)} points ({points})."),
-    ]
-
-
-def _sensitivity(about: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> list[Block]:
-    if not points:
-        return []
-    return [
-        figures.lines(
-            [omega for omega, _ in points],
-            {about["method"]: [value for _, value in points]},
-            x_title="ω",
-            y_title=f"validation {about['metric']}",
-            caption="Sensitivity to ω: one whole fit per point, same seed.",
+    blocks: list[Block] = [
+        figures.scatter(
+            {"points": (gap, error)}, x_title=x_title, y_title=y_title, labels=labels, caption=caption
         )
     ]
+    if len(gap) >= 3 and np.std(gap) > 0 and np.std(error) > 0:
+        pearson = f"**{float(np.corrcoef(gap, error)[0, 1]):.3f}** over {len(gap)} points ({what})"
+        blocks.append(Text(f"Pearson correlation of gap and error: {pearson}."))
+    return blocks
 
 
 def _terms(bound: Bound, rows: str) -> list[Block]:
@@ -318,27 +309,13 @@ def _terms(bound: Bound, rows: str) -> list[Block]:
             stacked=True,
             caption=f"Theorem 7, its terms stacked, and the error they bound, on {bound.rows} {rows}.",
         ),
-        Table(
-            ["figure", Column("value", 3)],
-            [list(pair) for pair in sums.items()],
-            "Terms, sums (nats) and what they are made of.",
-            sortable=False,
-        ),
-        Table(
-            ["term", "estimator"],
-            [list(pair) for pair in bound.estimators.items()],
-            "How each term was found.",
-        ),
+        _pairs(["figure", Column("value", 3)], sums, "Terms, sums (nats) and what they are made of."),
+        _pairs(["term", "estimator"], bound.estimators, "How each term was found."),
         *(Text(caveat, tone="note") for caveat in bound.caveats),
     ]
 
 
-def _clouds(
-    adapted: Adapted,
-    source: SourceSide,
-    path: Sequence[Mapping[str, Any]],
-    further: Mapping[str, Tensor],
-) -> list[Block]:
+def _clouds(adapted: Adapted, source: SourceSide, further: FurtherFits) -> list[Block]:
     """Draw source and target features in one t-SNE plane, one picture per stage."""
     from sklearn.manifold import TSNE  # start-up: only this picture needs it
 
@@ -347,25 +324,23 @@ def _clouds(
     clouds = {
         TITLES.get(name, f"after {name}"): value[:POINTS].numpy() for name, value in adapted.snapshots.items()
     }
-    for stop in path:
+    for stop in further.path:
         figure = f"validation {adapted.about['metric']} {stop['validation']:.4f}"
         title = f"after stage 2 of a fit of its own ({stop['name']}), {figure}"
-        clouds[title] = further[stop["name"]][:POINTS].numpy()
+        clouds[title] = further.clouds[stop["name"]][:POINTS].numpy()
     stacked = np.concatenate([drawn, *clouds.values()])
     perplexity = min(30.0, (len(stacked) - 1) / 3)
     plane = TSNE(perplexity=perplexity, init="pca", random_state=0, max_iter=500).fit_transform(stacked)
     first, *parts = np.split(plane, np.cumsum([len(drawn), *(len(rows) for rows in clouds.values())])[:-1])
+    xy = {title: part.T.tolist() for title, part in zip(clouds, parts, strict=True)}
     return [
         figures.scatter(
-            {
-                "source": (first[:, 0].tolist(), first[:, 1].tolist()),
-                "target": (part[:, 0].tolist(), part[:, 1].tolist()),
-            },
+            {"source": tuple(first.T.tolist()), "target": tuple(points)},
             x_title="t-SNE 1",
             y_title="t-SNE 2",
             caption=f"Pooled features, {title}; one plane for all pictures.",
         )
-        for title, part in zip(clouds, parts, strict=True)
+        for title, points in xy.items()
     ]
 
 
@@ -385,16 +360,7 @@ def _source(source: SourceSide) -> list[Block]:
         ),
     ]
     if len(rows) > 1:
-        blocks.append(
-            figures.lines(
-                [row[0] for row in rows],
-                {"held-out accuracy": [row[1] for row in rows]},
-                x_title="ω",
-                y_title="accuracy on the proxy",
-                caption="What a smaller Lipschitz constant costs the source.",
-            )
-        )
+        accuracy = {"held-out accuracy": [row[1] for row in rows]}
+        caption = "What a smaller Lipschitz constant costs the source."
+        blocks.append(_lines(("ω", [row[0] for row in rows]), accuracy, "accuracy on the proxy", caption))
     return blocks
-
-
-__all__ = ["bound_page", "fit_page", "prediction_page"]

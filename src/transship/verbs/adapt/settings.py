@@ -138,11 +138,17 @@ class Settings:
         return {name: _plain(getattr(self, name)) for name in names}
 
     def budget(self, rows: int) -> dict[str, Any]:
-        """Return the steps of stage 2 for so many rows, and the rows of a micro-batch."""
-        batch = self.batch_rows(rows)
-        epoch = max(1, rows // (batch * self.accumulation))
+        """Return how long stage 2 is for so many rows, and how fast, as the model's card has it."""
+        names = ("accumulation", "embedder_factor", "weight_decay", "warmup", "clip", "patience", "select")
+        sizes = {"steps": self.stage_two_steps(rows), "batch": self.batch_rows(rows)}
+        own = {name: getattr(self, name) for name in (*names, "lora_rank")}
+        return {**sizes, "rate": self.learning_rate, **own}
+
+    def stage_two_steps(self, rows: int) -> int:
+        """Return the steps of stage 2: as told, or so many passes over the rows."""
+        epoch = max(1, rows // (self.batch_rows(rows) * self.accumulation))
         passes = min(max(round(400 / epoch), 8), 30) if self.epochs == "auto" else int(self.epochs)
-        return {"steps": self.steps or passes * epoch, "batch": batch}
+        return self.steps or passes * epoch
 
     def batch_rows(self, rows: int) -> int:
         """Return the rows of a micro-batch: as asked, or by the number of rows."""
@@ -213,6 +219,3 @@ def _plain(value: Any) -> Any:
     if isinstance(name, str):
         return name
     return str(value) if isinstance(value, Path) else type(value).__name__
-
-
-__all__ = ["COMMAND", "CommandSettings", "Kind", "Missing", "Settings"]

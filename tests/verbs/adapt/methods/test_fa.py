@@ -10,24 +10,24 @@ import torch
 from transship.registry import build_method
 from transship.verbs.adapt.methods.fa import FeatureAlignment
 from transship.verbs.adapt.model.network import AdaptedNetwork
-from transship.verbs.adapt.train.learner import Learner
 from transship.verbs.adapt.train.losses import SinkhornAlignment
+from transship.verbs.adapt.train.problem import LearningProblem
 
 
 def test_alignment_does_not_run_the_body_and_moves_only_the_embedder(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch
+    problem: LearningProblem, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(AdaptedNetwork, "states", lambda *arguments: pytest.fail("the body ran"))
-    FeatureAlignment(learner).loss(torch.arange(60), 0, 1).backward()
-    assert learner.network.embedder.project.weight.grad is not None
-    assert all(parameter.grad is None for parameter in learner.network.body.parameters())
+    FeatureAlignment(problem).loss(torch.arange(60), 0, 1).backward()
+    assert problem.network.embedder.project.weight.grad is not None
+    assert all(parameter.grad is None for parameter in problem.network.body.parameters())
 
 
-def test_the_loss_is_omega_times_the_distance_of_token_means(learner: Learner):
+def test_the_loss_is_omega_times_the_distance_of_token_means(problem: LearningProblem):
     index = torch.arange(60)
-    loss = FeatureAlignment(learner, 2.0).loss(index, 0, 1).item()
-    alone = SinkhornAlignment(learner.known.features)(learner.embedded(index).mean(1)).item()
-    assert loss == pytest.approx(2.0 * learner.known.omega * alone)
+    loss = FeatureAlignment(problem, 2.0).loss(index, 0, 1).item()
+    alone = SinkhornAlignment(problem.known.features)(problem.embedded(index).mean(1)).item()
+    assert loss == pytest.approx(2.0 * problem.known.omega * alone)
 
 
 def test_its_path_is_shorter_alignments():

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from transship.verbs.adapt.methods.mona import Bilevel, Mona
-from transship.verbs.adapt.train.learner import Learner
+from transship.verbs.adapt.train.problem import LearningProblem
 
 
-def test_monas_outer_gradient_is_that_of_finite_differences(learner: Learner):
-    learner.network.double()
-    rows = dataclasses.replace(learner.train, inputs=learner.train.inputs.double())
-    objective = Bilevel(dataclasses.replace(learner, train=rows), Mona(source_weight=0.0, inner_rate=0.5))
+def test_monas_outer_gradient_is_that_of_finite_differences(problem: LearningProblem):
+    problem.network.double()
+    rows = dataclasses.replace(problem.train, inputs=problem.train.inputs.double())
+    objective = Bilevel(dataclasses.replace(problem, train=rows), Mona(source_weight=0.0, inner_rate=0.5))
     index = torch.arange(12)
-    bias = learner.network.embedder.project.bias
+    bias = problem.network.embedder.project.bias
     assert bias is not None
     (slope,) = torch.autograd.grad(objective.loss(index, 0, 1), bias)
     values = []

@@ -11,7 +11,7 @@ import torch
 from transship.registry import build_method
 from transship.verbs.adapt.methods.pare import Pare, PatchReplacement
 from transship.verbs.adapt.model.backbone import Backbone
-from transship.verbs.adapt.train.learner import Learner
+from transship.verbs.adapt.train.problem import LearningProblem
 
 
 def test_pare_has_the_recipe_of_its_backbone():
@@ -25,13 +25,13 @@ def test_pare_has_the_recipe_of_its_backbone():
 
 @pytest.mark.parametrize(("reads", "shape"), [("text", (60,)), ("vision", (60,)), ("vision", (60, 1, 3, 3))])
 def test_the_mixture_has_the_share_and_the_weight_of_the_recipe(
-    learner: Learner, monkeypatch: pytest.MonkeyPatch, reads: str, shape: tuple[int, ...]
+    problem: LearningProblem, monkeypatch: pytest.MonkeyPatch, reads: str, shape: tuple[int, ...]
 ):
     monkeypatch.setattr(Backbone, "reads", reads)
-    learner = dataclasses.replace(
-        learner, train=dataclasses.replace(learner.train, targets=torch.zeros(shape))
+    problem = dataclasses.replace(
+        problem, train=dataclasses.replace(problem.train, targets=torch.zeros(shape))
     )
-    objective = PatchReplacement(learner, Pare())
+    objective = PatchReplacement(problem, Pare())
     replaced: list[int] = []
 
     def mixed(tokens: Any, source: Any, mask: Any, count: int, generator: Any) -> Any:
@@ -39,12 +39,12 @@ def test_the_mixture_has_the_share_and_the_weight_of_the_recipe(
         return tokens
 
     monkeypatch.setattr(objective, "mix", mixed)
-    monkeypatch.setattr(Learner, "target_loss", lambda self, outputs, index: outputs.new_zeros(()))
+    monkeypatch.setattr(LearningProblem, "target_loss", lambda self, outputs, index: outputs.new_zeros(()))
     everything = torch.zeros(4, 9, 32), torch.ones(4, 9, dtype=torch.bool)
-    monkeypatch.setattr(Learner, "source_tokens", lambda self, items: everything)
+    monkeypatch.setattr(LearningProblem, "source_tokens", lambda self, items: everything)
     monkeypatch.setattr("torch.nn.functional.cross_entropy", lambda scores, labels: torch.tensor(1.0))
     losses = [float(objective.loss(torch.arange(4), step, 9).detach()) for step in (0, 8)]
-    count = learner.embedded(torch.arange(1)).shape[1]
+    count = problem.embedded(torch.arange(1)).shape[1]
     start, end, weight = Pare().recipe(vision=reads == "vision", dense=len(shape) > 2)
     wanted = [round(share * count) for share in (start, end)]
     assert replaced == [number for number in wanted if number]
@@ -52,9 +52,9 @@ def test_the_mixture_has_the_share_and_the_weight_of_the_recipe(
     assert losses == pytest.approx([weight * number / count for number in wanted])
 
 
-def test_pare_puts_the_best_source_patches_where_the_worst_target_patches_were(learner: Learner):
-    objective = PatchReplacement(learner, Pare())
-    tokens, source = learner.embedded(torch.arange(4)).detach(), torch.randn(4, 6, 32)
+def test_pare_puts_the_best_source_patches_where_the_worst_target_patches_were(problem: LearningProblem):
+    objective = PatchReplacement(problem, Pare())
+    tokens, source = problem.embedded(torch.arange(4)).detach(), torch.randn(4, 6, 32)
     mask = torch.ones(4, 6, dtype=torch.bool)
     mask[:, 5] = False
     mixed = objective.mix(tokens, source, mask, 3, None)
@@ -70,5 +70,5 @@ def test_pare_puts_the_best_source_patches_where_the_worst_target_patches_were(l
     assert float(objective.gate.weight.grad.abs().sum()) > 0
 
 
-def test_its_loss_is_that_of_stage_two(learner: Learner):
-    assert isinstance(build_method("adapt", "pare").objective(learner), PatchReplacement)
+def test_its_loss_is_that_of_stage_two(problem: LearningProblem):
+    assert isinstance(build_method("adapt", "pare").objective(problem), PatchReplacement)

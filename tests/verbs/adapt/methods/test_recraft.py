@@ -12,28 +12,28 @@ import torch
 
 from transship.verbs.adapt import Recraft
 from transship.verbs.adapt.methods.recraft import LabelDistortion
-from transship.verbs.adapt.train.learner import Learner
+from transship.verbs.adapt.train.problem import LearningProblem
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
 
 
-def test_distortion_reaches_the_embedder_through_the_frozen_source(learner: Learner):
+def test_distortion_reaches_the_embedder_through_the_frozen_source(problem: LearningProblem):
     values = []
     for weight in (0.0, 1.0):
-        loss = LabelDistortion(learner, alignment=weight).loss(torch.arange(60), 0, 1)
+        loss = LabelDistortion(problem, alignment=weight).loss(torch.arange(60), 0, 1)
         values.append(loss.item())
         loss.backward()
     assert values[1] > values[0]  # Eq. (22) has ω·W₁ on top
-    assert float(learner.network.embedder.project.weight.grad.norm()) > 0  # type: ignore[union-attr]
-    assert all(parameter.grad is None for parameter in learner.network.body.parameters())
-    assert all(parameter.grad is None for parameter in learner.network.head.parameters())
+    assert float(problem.network.embedder.project.weight.grad.norm()) > 0  # type: ignore[union-attr]
+    assert all(parameter.grad is None for parameter in problem.network.body.parameters())
+    assert all(parameter.grad is None for parameter in problem.network.head.parameters())
 
 
-def counted(learner: Learner) -> float:
+def counted(problem: LearningProblem) -> float:
     """Return H[Z'|Z] of the expected counts, cell by cell."""
     with torch.no_grad():
-        given = learner.source_probabilities(learner.embedded(torch.arange(60))).numpy()
-    codes, total = learner.train.codes.numpy(), 0.0
+        given = problem.source_probabilities(problem.embedded(torch.arange(60))).numpy()
+    codes, total = problem.train.codes.numpy(), 0.0
     for label in range(given.shape[1]):
         mass = given[:, label].mean()
         for code in range(3):
@@ -42,13 +42,15 @@ def counted(learner: Learner) -> float:
     return total
 
 
-def test_the_gradient_of_stage_one_through_the_frozen_body_is_that_of_finite_differences(learner: Learner):
-    learner.network.double()
-    rows = dataclasses.replace(learner.train, inputs=learner.train.inputs.double())
-    learner = dataclasses.replace(learner, train=rows)
-    loss = LabelDistortion(learner).loss(torch.arange(60), 0, 1)
-    assert loss.item() == pytest.approx(counted(learner), rel=1e-5)
-    bias = learner.network.embedder.project.bias
+def test_the_gradient_of_stage_one_through_the_frozen_body_is_that_of_finite_differences(
+    problem: LearningProblem,
+):
+    problem.network.double()
+    rows = dataclasses.replace(problem.train, inputs=problem.train.inputs.double())
+    problem = dataclasses.replace(problem, train=rows)
+    loss = LabelDistortion(problem).loss(torch.arange(60), 0, 1)
+    assert loss.item() == pytest.approx(counted(problem), rel=1e-5)
+    bias = problem.network.embedder.project.bias
     assert bias is not None
     (slope,) = torch.autograd.grad(loss, bias)
     places = slope.abs().topk(4).indices.tolist()
@@ -57,7 +59,7 @@ def test_the_gradient_of_stage_one_through_the_frozen_body_is_that_of_finite_dif
         for step in (1e-4, -1e-4):
             with torch.no_grad():
                 bias[place] += step
-            values.append(counted(learner))
+            values.append(counted(problem))
             with torch.no_grad():
                 bias[place] -= step
         assert slope[place].item() == pytest.approx((values[0] - values[1]) / 2e-4, rel=1e-2)

@@ -36,12 +36,12 @@ def test_the_source_is_bit_identical_before_and_after_stage_one(
     seen: dict[str, dict[str, torch.Tensor]] = {}
     stage_two = fit.stage_two
 
-    def watched(runtime: Any, learner: Any, *further: Any, **options: Any) -> Any:
+    def watched(runtime: Any, problem: Any, *further: Any, **options: Any) -> Any:
         seen["body"] = {
-            name: value.detach().clone() for name, value in learner.network.body.named_parameters()
+            name: value.detach().clone() for name, value in problem.network.body.named_parameters()
         }
-        seen["head"] = {"weight": learner.known.weight.clone(), "bias": learner.known.bias.clone()}
-        return stage_two(runtime, learner, *further, **options)
+        seen["head"] = {"weight": problem.known.weight.clone(), "bias": problem.known.bias.clone()}
+        return stage_two(runtime, problem, *further, **options)
 
     monkeypatch.setattr(fit, "stage_two", watched)
     model = Recraft(**quick, method="recraft").fit(*waves)

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.verbs.adapt.model.network import pooled
-from transship.verbs.adapt.train.learner import PAPER, AdaptMethod, Index, Learner, Objective, Phase
 from transship.verbs.adapt.train.losses import SinkhornAlignment
+from transship.verbs.adapt.train.problem import PAPER, AdaptMethod, Index, LearningProblem, Objective, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +42,14 @@ class FeatureAlign(AdaptMethod):
 class FeatureAlignment(Objective):
     """ω·W₁ between token means of φ(x) and of the source, Eq. (14); the body is not run."""
 
-    def __init__(self, learner: Learner, weight: float = 1.0) -> None:
-        super().__init__(learner)
-        self.weight = weight * learner.known.omega
-        self.alignment = SinkhornAlignment(learner.known.features.to(learner.device))
+    def __init__(self, problem: LearningProblem, weight: float = 1.0) -> None:
+        super().__init__(problem)
+        self.weight = weight * problem.known.omega
+        self.alignment = SinkhornAlignment(problem.known.features.to(problem.device))
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return ω·W₁ of the batch."""
-        return self.of(self.learner.embedded(index))
+        return self.of(self.problem.embedded(index))
 
     def of(self, tokens: Tensor) -> Float[Tensor, ""]:
         """Return ω·W₁ of embedded tokens."""

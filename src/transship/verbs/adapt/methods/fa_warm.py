@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from transship.verbs.adapt.methods.fa import alignment
 from transship.verbs.adapt.methods.warm import warm_up
-from transship.verbs.adapt.train.learner import AdaptMethod, Phase
+from transship.verbs.adapt.train.problem import AdaptMethod, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

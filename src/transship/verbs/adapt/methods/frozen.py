@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transship.verbs.adapt.model.network import Part
-from transship.verbs.adapt.train.learner import AdaptMethod
+from transship.verbs.adapt.train.problem import AdaptMethod
 
 
 @dataclass(frozen=True, kw_only=True)

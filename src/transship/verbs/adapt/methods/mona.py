@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transship.numerics import derive_seed
 from transship.verbs.adapt.model.network import Part
 from transship.verbs.adapt.model.recalibrate import source_grid
-from transship.verbs.adapt.train.learner import AdaptMethod, Index, Learner, Objective, Phase
+from transship.verbs.adapt.train.problem import AdaptMethod, Index, LearningProblem, Objective, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +59,15 @@ class Mona(AdaptMethod):
 class Bilevel(Objective):
     """The outer loss, differentiated through one inner step."""
 
-    def __init__(self, learner: Learner, method: Mona) -> None:
-        super().__init__(learner)
+    def __init__(self, problem: LearningProblem, method: Mona) -> None:
+        super().__init__(problem)
         self.method = method
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return source CE and target loss of the body after the inner step."""
         half = max(1, len(index) // 2)
         inner, outer = index[:half], index[half:] if len(index) > half else index[:half]
-        network = self.learner.network
+        network = self.problem.network
         # the body is frozen in this phase: its weights enter as tensors of their own
         weights = {
             name: value.detach().clone().requires_grad_(True)
@@ -76,7 +76,7 @@ class Bilevel(Objective):
         head: dict[str, Tensor] = dict(network.head.named_parameters())
         # the fused attention kernels have no second derivative
         with sdpa_kernel(SDPBackend.MATH):
-            first = self.learner.target_loss(self._outputs(inner, weights, head), inner)
+            first = self.problem.target_loss(self._outputs(inner, weights, head), inner)
             names, values = zip(
                 *[*weights.items(), *((f"head.{k}", v) for k, v in head.items())], strict=True
             )
@@ -89,23 +89,23 @@ class Bilevel(Objective):
                 name.removeprefix("head."): v for name, v in moved.items() if name.startswith("head.")
             }
             new_body = {name: v for name, v in moved.items() if not name.startswith("head.")}
-            target = self.learner.target_loss(self._outputs(outer, new_body, new_head), outer)
+            target = self.problem.target_loss(self._outputs(outer, new_body, new_head), outer)
             return target + self.method.source_weight * self._source(new_body, step)
 
     def _outputs(self, index: Index, body: dict[str, Tensor], head: dict[str, Tensor]) -> Tensor:
-        network = self.learner.network
-        tokens = self.learner.embedded(index)
+        network = self.problem.network
+        tokens = self.problem.embedded(index)
         states = functional_call(network.body, body, (tokens, None, network.embedder.shape.grid))
         outputs: Tensor = functional_call(network.head, head, (states,))
         return outputs
 
     def _source(self, body: dict[str, Tensor], step: int) -> Float[Tensor, ""]:
-        learner, source = self.learner, self.learner.known
-        generator = np.random.default_rng(derive_seed(learner.seed, "mona", step))
+        problem, source = self.problem, self.problem.known
+        generator = np.random.default_rng(derive_seed(problem.seed, "mona", step))
         items = generator.integers(0, len(source.labels), self.method.source_items)
-        tokens, mask = learner.source_tokens(items.tolist())
+        tokens, mask = problem.source_tokens(items.tolist())
         states: Tensor = functional_call(
-            learner.network.body, body, (tokens, mask, source_grid(learner.backbone))
+            problem.network.body, body, (tokens, mask, source_grid(problem.backbone))
         )
         share = (
             mask.to(states.dtype) if mask.shape[1] == states.shape[1] else states.new_ones(states.shape[:2])

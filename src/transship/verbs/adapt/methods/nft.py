@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from transship.verbs.adapt.train.learner import PAPER, AdaptMethod
+from transship.verbs.adapt.train.problem import PAPER, AdaptMethod
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transship.geometry import cost_matrix, sinkhorn_cost
 from transship.numerics import derive_seed
 from transship.verbs.adapt.model.network import pooled
-from transship.verbs.adapt.train.learner import AdaptMethod, Index, Learner, Objective, Phase
+from transship.verbs.adapt.train.problem import AdaptMethod, Index, LearningProblem, Objective, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ class DatasetDistance(Objective):
     At most `per_class` rows of each class are embedded; classes are weighted by their share of all rows.
     """
 
-    def __init__(self, learner: Learner, *, source_items: int = 1000, per_class: int = 128) -> None:
-        super().__init__(learner)
+    def __init__(self, problem: LearningProblem, *, source_items: int = 1000, per_class: int = 128) -> None:
+        super().__init__(problem)
         self.per_class = per_class
-        source, device = learner.known, learner.device
-        order = np.random.default_rng(derive_seed(learner.seed, "otdd")).permutation(len(source.labels))
+        source, device = problem.known, problem.device
+        order = np.random.default_rng(derive_seed(problem.seed, "otdd")).permutation(len(source.labels))
         rows = torch.from_numpy(np.sort(order[:source_items]))
         self.features, self.labels = source.features[rows].to(device), source.labels[rows]
         groups = [source.features[source.labels == label] for label in range(source.classes)]
@@ -64,11 +64,11 @@ class DatasetDistance(Objective):
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return Σ_c (n_c/n)·OTDD(some rows of class c, source)."""
-        codes = self.learner.train.codes[index]
-        total = torch.zeros((), device=self.learner.device)
+        codes = self.problem.train.codes[index]
+        total = torch.zeros((), device=self.problem.device)
         for code in torch.unique(codes).tolist():
             rows = index[codes == code]
-            features = pooled(self.learner.embedded(rows[: self.per_class])).float()
+            features = pooled(self.problem.embedded(rows[: self.per_class])).float()
             total = total + len(rows) / len(index) * self.distance(features)
         return total
 

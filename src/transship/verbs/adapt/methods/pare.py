@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transship.numerics import derive_seed
-from transship.verbs.adapt.train.learner import AdaptMethod, Index, Learner, Objective
+from transship.verbs.adapt.train.problem import AdaptMethod, Index, LearningProblem, Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,24 +52,24 @@ class Pare(AdaptMethod):
         start, end, weight = (usual[place] if share is None else share for place, share in enumerate(own))
         return start, end, weight
 
-    def objective(self, learner: Learner) -> Objective:
+    def objective(self, problem: LearningProblem) -> Objective:
         """Return the loss of stage 2."""
-        return PatchReplacement(learner, self)
+        return PatchReplacement(problem, self)
 
 
 class PatchReplacement(Objective):
     """The loss; gate and source head learn beside the network."""
 
-    def __init__(self, learner: Learner, method: Pare) -> None:
-        super().__init__(learner)
-        self.method, source = method, learner.known
+    def __init__(self, problem: LearningProblem, method: Pare) -> None:
+        super().__init__(problem)
+        self.method, source = method, problem.known
         self.start, self.end, self.weight = method.recipe(
-            vision=learner.backbone.reads == "vision", dense=learner.train.targets.dim() > 2
+            vision=problem.backbone.reads == "vision", dense=problem.train.targets.dim() > 2
         )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(learner.seed, "pare"))
-            self.gate = nn.Linear(learner.backbone.theta.width, 1).to(learner.device)
-            self.head = nn.Linear(source.weight.shape[1], source.classes).to(learner.device)
+            torch.manual_seed(derive_seed(problem.seed, "pare"))
+            self.gate = nn.Linear(problem.backbone.theta.width, 1).to(problem.device)
+            self.head = nn.Linear(source.weight.shape[1], source.classes).to(problem.device)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield gate and source head."""
@@ -77,24 +77,24 @@ class PatchReplacement(Objective):
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return ℓ(target) + weight·mixture."""
-        learner, method = self.learner, self.method
-        tokens = learner.embedded(index)
-        total = learner.target_loss(learner.network.head(learner.network.states(tokens)), index)
+        problem, method = self.problem, self.method
+        tokens = problem.embedded(index)
+        total = problem.target_loss(problem.network.head(problem.network.states(tokens)), index)
         count = tokens.shape[1]
         share = self.start + (self.end - self.start) * step / max(1, steps - 1)
         replaced = round(share * count)
         if not replaced:
             return total
-        generator = np.random.default_rng(derive_seed(learner.seed, "pare", step))
-        items = generator.integers(0, len(learner.known.labels), len(index))
-        source, mask = learner.source_tokens(items.tolist())
+        generator = np.random.default_rng(derive_seed(problem.seed, "pare", step))
+        items = generator.integers(0, len(problem.known.labels), len(index))
+        source, mask = problem.source_tokens(items.tolist())
         replaced = min(replaced, int(mask.sum(1).min()))
         noisy = step < method.noisy_share * steps
         mixed = self.mix(tokens, source, mask, replaced, generator if noisy else None)
-        states = learner.network.states(mixed)
+        states = problem.network.states(mixed)
         lam = replaced / count
-        target = learner.target_loss(learner.network.head(states), index)
-        labels = learner.known.labels[torch.from_numpy(items)].to(states.device)
+        target = problem.target_loss(problem.network.head(states), index)
+        labels = problem.known.labels[torch.from_numpy(items)].to(states.device)
         known = functional.cross_entropy(self.head(states.mean(1)), labels)
         return total + self.weight * ((1.0 - lam) * target + lam * known)
 

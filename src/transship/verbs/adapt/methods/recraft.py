@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transship.verbs.adapt.methods.fa import FeatureAlignment, alignment, places_along
-from transship.verbs.adapt.train.learner import PAPER, AdaptMethod, Index, Learner, Objective, Phase
 from transship.verbs.adapt.train.losses import LabelTable
+from transship.verbs.adapt.train.problem import PAPER, AdaptMethod, Index, LearningProblem, Objective, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +75,18 @@ class LabelDistortion(Objective):
     """
 
     def __init__(
-        self, learner: Learner, *, alignment: float = 0.0, decay: float = 0.8, most: int = 2048
+        self, problem: LearningProblem, *, alignment: float = 0.0, decay: float = 0.8, most: int = 2048
     ) -> None:
-        super().__init__(learner)
-        self.table = LabelTable(learner.train.codes, learner.classes, decay=decay, most=most)
-        index = learner.draw(most, "table")
-        self.table.fill(learner.views(learner.train, index).source, index)
-        self.beside = FeatureAlignment(learner, alignment) if alignment > 0 else None
+        super().__init__(problem)
+        self.table = LabelTable(problem.train.codes, problem.classes, decay=decay, most=most)
+        index = problem.draw(most, "table")
+        self.table.fill(problem.views(problem.train, index).source, index)
+        self.beside = FeatureAlignment(problem, alignment) if alignment > 0 else None
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return the batch's share of FLD, with ω·W₁ beside it where asked for."""
-        tokens = self.learner.embedded(index)
-        loss = self.table.loss(self.learner.source_probabilities(tokens).float().cpu(), index)
+        tokens = self.problem.embedded(index)
+        loss = self.table.loss(self.problem.source_probabilities(tokens).float().cpu(), index)
         return loss if self.beside is None else loss + self.beside.of(tokens).to(loss.device)
 
     def state(self) -> dict[str, Tensor]:

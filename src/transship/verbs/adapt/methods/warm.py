@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transship.verbs.adapt.train.learner import AdaptMethod, Phase, TargetLoss
+from transship.verbs.adapt.train.problem import AdaptMethod, Phase, TargetLoss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -317,6 +317,3 @@ def body_from_config(config: Any, name: str) -> Body:
             f"its config builds no model ({error})", where=name, fix="fit the model again"
         ) from error
     return Body(model, name)
-
-
-__all__ = ["Backbone", "Body", "Theta", "body_from_config", "open_backbone"]

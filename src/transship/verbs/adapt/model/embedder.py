@@ -160,63 +160,57 @@ def shape_for(
     vision backbone gets pictures in the size it was trained on (bilinear), unless `patch` is given; a text
     backbone reads the patches of a field row by row.
     """
-    reads_text = theta.patch_filter is None
     if stem != "patch" and len(size) > 1:
         raise OptionError(f"the {stem} stem is for series", where="stem", fix="choose patch")
-    common: dict[str, Any] = {
-        "channels": channels,
-        "size": size,
-        "width": theta.width,
-        "normed": theta.norm_weight is not None,
-    }
-    placed = theta.positions is not None
+    sides: tuple[int, ...]
     if len(size) == 1:
-        if not reads_text:
-            raise OptionError(
-                f"a vision backbone reads pictures and fields, not series of length {size[0]}",
-                where="backbone",
-                fix="make a picture of each series (a spectrogram), or choose a text backbone",
-            )
-        length, most = size[0], _most(theta, tokens)
-        samples = patch or _samples(length, most)
-        count = -(-length // samples)
-        places = _most(theta, count)
-        if count > places:
-            raise OptionError(
-                f"patches of {samples} make {count} tokens, and the backbone has {places} positions",
-                where="patch",
-                fix=f"choose {_samples(length, places)} or more",
-            )
-        return Shape(
-            kind="series",
-            patch=(samples,),
-            resize=None,
-            grid=(1, count),
-            placed=placed,
-            prefix=0,
-            stem=stem,
-            **common,
-        )
-    if reads_text:
+        samples, count = _series(theta, size[0], tokens, patch)
+        sides, resize, grid, prefix = (samples,), None, (1, count), 0
+    elif theta.patch_filter is None:
         side = patch or _side(size, _most(theta, tokens))
-        grid = (-(-size[0] // side), -(-size[1] // side))
-        return Shape(
-            kind="grid", patch=(side, side), resize=None, grid=grid, placed=placed, prefix=0, **common
-        )
-    native = tuple(theta.patch_filter.shape[2:])  # type: ignore[union-attr]
-    resize = theta.image if patch is None else None
-    sides = native if patch is None else (patch, patch)
-    height, width = resize or size
-    grid = (-(-height // sides[0]), -(-width // sides[1]))
+        sides, resize, grid, prefix = (side, side), None, _cut(size, (side, side)), 0
+    else:
+        sides = tuple(theta.patch_filter.shape[2:]) if patch is None else (patch, patch)
+        resize = theta.image if patch is None else None
+        grid, prefix = _cut(resize or size, sides), len(theta.prefix)
     return Shape(
-        kind="grid",
-        patch=sides,
-        resize=resize,
-        grid=grid,
-        placed=placed,
-        prefix=len(theta.prefix),
-        **common,
+        "series" if len(size) == 1 else "grid",
+        channels,
+        size,
+        sides,
+        resize,
+        grid,
+        theta.width,
+        theta.norm_weight is not None,
+        theta.positions is not None,
+        prefix,
+        stem,
     )
+
+
+def _series(theta: Theta, length: int, tokens: int, patch: int | None) -> tuple[int, int]:
+    """Return the samples of a patch, and how many patches there are."""
+    if theta.patch_filter is not None:
+        raise OptionError(
+            f"a vision backbone reads pictures and fields, not series of length {length}",
+            where="backbone",
+            fix="make a picture of each series (a spectrogram), or choose a text backbone",
+        )
+    samples = patch or _samples(length, _most(theta, tokens))
+    count = -(-length // samples)
+    places = _most(theta, count)
+    if count > places:
+        raise OptionError(
+            f"patches of {samples} make {count} tokens, and the backbone has {places} positions",
+            where="patch",
+            fix=f"choose {_samples(length, places)} or more",
+        )
+    return samples, count
+
+
+def _cut(size: tuple[int, ...], sides: tuple[int, ...]) -> tuple[int, int]:
+    """Return the (rows, columns) of patches of a picture."""
+    return -(-size[0] // sides[0]), -(-size[1] // sides[1])
 
 
 def _most(theta: Theta, tokens: int) -> int:
@@ -256,9 +250,7 @@ def _positions(theta: Theta, shape: Shape) -> Tensor:
     if theta.patch_filter is None:
         return table[: rows * columns]
     assert theta.image is not None
-    old = tuple(
-        -(-side // patch) for side, patch in zip(theta.image, theta.patch_filter.shape[2:], strict=True)
-    )
+    old = _cut(theta.image, tuple(theta.patch_filter.shape[2:]))
     if old == (rows, columns):
         return table
     plane = table.T.reshape(1, -1, *old)
@@ -347,6 +339,3 @@ class RandomStem(nn.Module):
             cut = outputs.reshape(*outputs.shape[:2], -1, self.patch)
             parts += [(cut > 0).to(cut.dtype).mean(3), cut.amax(3)]
         return torch.cat(parts, 1)
-
-
-__all__ = ["Embedder", "Kind", "RandomStem", "Shape", "Stem", "shape_for"]

@@ -140,8 +140,8 @@ class PooledHead(nn.Module):
 
     def forward(self, states: Float[Tensor, "inputs states width"]) -> Float[Tensor, "inputs outputs"]:
         """Return the logits or values."""
-        made: Tensor = self.linear(states.mean(1))
-        return made
+        outputs: Tensor = self.linear(states.mean(1))
+        return outputs
 
 
 class TransportHead(nn.Module):
@@ -199,17 +199,14 @@ class DenseHead(nn.Module):
     def forward(self, states: Float[Tensor, "inputs states width"]) -> Float[Tensor, "inputs channels ..."]:
         """Return the field or signal."""
         states = states[:, self.shape.prefix :]
-        made = (
-            self.linear(states)
-            if self.linear is not None
-            else functional.adaptive_avg_pool1d(states, self._values())
-        )
-        high, wide = self._sides()
-        channels = self.shape.outputs
-        made = made.reshape(len(states), self.rows, self.columns, channels, high, wide)
-        plane = made.permute(0, 3, 1, 4, 2, 5).reshape(
-            len(states), channels, self.rows * high, self.columns * wide
-        )
+        if self.linear is not None:
+            values = self.linear(states)
+        else:
+            values = functional.adaptive_avg_pool1d(states, self._values())
+        (high, wide), channels = self._sides(), self.shape.outputs
+        patches = values.reshape(len(states), self.rows, self.columns, channels, high, wide)
+        whole = len(states), channels, self.rows * high, self.columns * wide
+        plane: Tensor = patches.permute(0, 3, 1, 4, 2, 5).reshape(whole)
         if len(self.shape.size) == 1:
             return plane[:, :, 0, : self.shape.size[0]]
         return plane[:, :, : self.shape.size[0], : self.shape.size[1]]
@@ -249,21 +246,3 @@ def _factored(body: nn.Module) -> list[tuple[nn.Module, str, Any]]:
         for name, part in parent.named_children()
         if hasattr(part, "lora_A") and hasattr(part, "get_base_layer")
     ]
-
-
-__all__ = [
-    "FORWARD_ROWS",
-    "PARTS",
-    "AdaptedNetwork",
-    "DenseHead",
-    "HeadShape",
-    "Part",
-    "PooledHead",
-    "Predictor",
-    "TransportHead",
-    "add_lora",
-    "merge_lora",
-    "new_embedder",
-    "pooled",
-    "silence",
-]

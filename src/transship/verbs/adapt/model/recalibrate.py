@@ -225,18 +225,3 @@ def source_grid(backbone: Backbone) -> tuple[int, int] | None:
     sides = zip(theta.image, theta.patch_filter.shape[2:], strict=True)
     high, wide = (-(-side // patch) for side, patch in sides)
     return high, wide
-
-
-__all__ = [
-    "GRID",
-    "GridPoint",
-    "Head",
-    "Recalibration",
-    "check_omega",
-    "gram_norms",
-    "grams",
-    "head_grams",
-    "lipschitz_penalty",
-    "recalibrate",
-    "source_grid",
-]

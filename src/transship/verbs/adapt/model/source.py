@@ -331,6 +331,3 @@ def _load(folder: Path) -> tuple[Tensor, Recalibration] | None:
         return tensors.pop("features"), Recalibration(**tensors)
     except (OSError, SafetensorError, KeyError, TypeError):
         return None
-
-
-__all__ = ["SourceSide", "checked_proxy", "open_source"]

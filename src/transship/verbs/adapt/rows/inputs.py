@@ -224,6 +224,3 @@ def _other_shape(given: tuple[int, ...], wanted: tuple[int, ...]) -> DataError:
         where="X",
         fix="give inputs of that shape",
     )
-
-
-__all__ = ["Inputs"]

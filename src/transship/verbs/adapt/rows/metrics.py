@@ -136,14 +136,12 @@ class Metric:
 
     Attributes:
         name: as options and tables spell it.
-        lower_is_better: always True; kept beside the name for whoever prints it.
         tasks: what it applies to.
         function: from truth, prediction and scores to the figure.
         needs_scores: whether probabilities are needed and predictions are not enough.
     """
 
     name: str
-    lower_is_better: bool
     tasks: tuple[str, ...]
     function: Callable[[Any, Any, Any], float]
     needs_scores: bool = False
@@ -184,15 +182,15 @@ _POINTS, _VALUES = ("classification", "multilabel"), ("regression", "dense")
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("error", True, ("classification",), lambda t, p, s: zero_one_error(p, t)),
-        Metric("cross-entropy", True, ("classification",), _cross_entropy_of, needs_scores=True),
-        Metric("bce", True, ("multilabel",), _bce_of, needs_scores=True),
-        Metric("1-f1", True, _POINTS, lambda t, p, s: 1.0 - macro_f1(p, t)),
-        Metric("1-auroc", True, _POINTS, lambda t, p, s: 1.0 - auroc(s, t), needs_scores=True),
-        Metric("1-map", True, _POINTS, lambda t, p, s: 1.0 - mean_average_precision(s, t), needs_scores=True),
-        Metric("mse", True, _VALUES, lambda t, p, s: mean_squared_error(p, t)),
-        Metric("nrmse", True, _VALUES, lambda t, p, s: nrmse(p, t)),
-        Metric("relative-l2", True, _VALUES, lambda t, p, s: relative_l2(p, t)),
+        Metric("error", ("classification",), lambda t, p, s: zero_one_error(p, t)),
+        Metric("cross-entropy", ("classification",), _cross_entropy_of, needs_scores=True),
+        Metric("bce", ("multilabel",), _bce_of, needs_scores=True),
+        Metric("1-f1", _POINTS, lambda t, p, s: 1.0 - macro_f1(p, t)),
+        Metric("1-auroc", _POINTS, lambda t, p, s: 1.0 - auroc(s, t), needs_scores=True),
+        Metric("1-map", _POINTS, lambda t, p, s: 1.0 - mean_average_precision(s, t), needs_scores=True),
+        Metric("mse", _VALUES, lambda t, p, s: mean_squared_error(p, t)),
+        Metric("nrmse", _VALUES, lambda t, p, s: nrmse(p, t)),
+        Metric("relative-l2", _VALUES, lambda t, p, s: relative_l2(p, t)),
     )
 }
 _DEFAULT: Mapping[str, str] = {

@@ -181,6 +181,3 @@ def plain(values: Any, where: str) -> Array:
     if not array.ndim:
         raise DataError("it is one value and no rows", where=where, fix="give an array")
     return array
-
-
-__all__ = ["Examples", "Split", "plain", "read_rows", "read_validation", "split_rows"]

@@ -352,6 +352,3 @@ def _clusters(numbers: NDArray[Any], seed: int) -> dict[str, NDArray[np.float32]
     kind = MiniBatchKMeans if len(flat) > MANY else KMeans
     model = kind(count, n_init=4, random_state=seed % 2**32).fit(flat)
     return arrays | {"centres": model.cluster_centers_.astype(np.float32)}
-
-
-__all__ = ["Targets", "find_task", "plain_labels"]

@@ -27,7 +27,7 @@ from transship.errors import NumericalError, OutputError
 from transship.numerics import derive_seed
 from transship.progress import Progress
 from transship.verbs.adapt.model.network import AdaptedNetwork, Part
-from transship.verbs.adapt.train.learner import Learner, Objective
+from transship.verbs.adapt.train.problem import LearningProblem, Objective
 
 SHOWN = 300  # training rows whose features the report draws
 _FILE = "state.safetensors"
@@ -68,10 +68,10 @@ class TrainingState:
     resumed: Mapping[str, Tensor] | None = None
     saved: float = field(default_factory=time.monotonic)
 
-    def with_snapshot(self, learner: Learner, name: str) -> "TrainingState":
+    def with_snapshot(self, problem: LearningProblem, name: str) -> "TrainingState":
         """Return the state with the features of a few rows, for the pictures of the report."""
         with torch.no_grad():
-            features = learner.embedded(learner.draw(SHOWN, "shown")).mean(1).float().cpu()
+            features = problem.embedded(problem.draw(SHOWN, "shown")).mean(1).float().cpu()
         return replace(self, snapshots={**self.snapshots, name: features})
 
 
@@ -178,7 +178,7 @@ class PhaseRun:
     number: int
     steps: int
     batch: int
-    objective: Callable[[Learner], Objective]
+    objective: Callable[[LearningProblem], Objective]
     trains: frozenset[Part]
     groups: Sequence[dict[str, Any]]
     optimiser: Callable[..., torch.optim.Optimizer]
@@ -193,41 +193,41 @@ After = Callable[[int, TrainingState], tuple[TrainingState, bool]]
 
 
 def run_phase(
-    runtime: Runtime, learner: Learner, run: PhaseRun, state: TrainingState, after: After
+    runtime: Runtime, problem: LearningProblem, run: PhaseRun, state: TrainingState, after: After
 ) -> TrainingState:
     """Take the steps of a phase, from where the checkpoint stands."""
-    objective, groups = run.objective(learner), [dict(group) for group in run.groups]
+    objective, groups = run.objective(problem), [dict(group) for group in run.groups]
     extras = dict(objective.modules())
     if extras:
         beside = [parameter for module in extras.values() for parameter in module.parameters()]
         groups.append({"params": beside, "lr": groups[-1]["lr"]})
     parameters = [parameter for group in groups for parameter in group["params"]]
     rates = [group["lr"] for group in groups]
-    fused = True if learner.device.type == "cpu" else None  # an eighth of a step less there
+    fused = True if problem.device.type == "cpu" else None  # an eighth of a step less there
     plain = run.optimiser(groups, fused=fused)
     optimiser = runtime.accelerator.prepare(plain)
     if state.resumed is None:
         state = replace(state, phase=run.number, step=0, losses=())
     else:
-        _go_on(learner.network, plain, objective, extras, state.resumed)
+        _go_on(problem.network, plain, objective, extras, state.resumed)
         state = replace(state, resumed=None)
     for step in range(state.step, run.steps):
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = rate * run.schedule(step)
-        loss = take_step(runtime, learner, run, objective, optimiser, parameters, step)
+        loss = take_step(runtime, problem, run, objective, optimiser, parameters, step)
         state, stop = after(step, replace(state, step=step + 1, losses=(*state.losses, loss)))
         runtime.watch(run.name, step + 1, run.steps)
         if stop:
             break
         if runtime.checkpoints.due(state):
-            state = runtime.checkpoints.save(state, _weights(learner.network, run, plain, objective, extras))
+            state = runtime.checkpoints.save(state, _weights(problem.network, run, plain, objective, extras))
     parallel.wait()
     return state
 
 
 def take_step(
     runtime: Runtime,
-    learner: Learner,
+    problem: LearningProblem,
     run: PhaseRun,
     objective: Objective,
     optimiser: Any,
@@ -237,7 +237,7 @@ def take_step(
     """Take one step of the optimiser over all micro-batches; return the loss."""
     total = 0.0
     for micro in range(run.accumulation):
-        rows = _batch(learner, run, step * run.accumulation + micro)
+        rows = _batch(problem, run, step * run.accumulation + micro)
         own = parallel.share(rows) if run.shared else rows
         if not len(own):
             continue
@@ -262,11 +262,11 @@ def take_step(
     return total
 
 
-def _batch(learner: Learner, run: PhaseRun, place: int) -> Int[np.ndarray, " batch"]:
+def _batch(problem: LearningProblem, run: PhaseRun, place: int) -> Int[np.ndarray, " batch"]:
     """Return the rows of a micro-batch: a new order every epoch, the same in every process."""
-    rows = len(learner.train)
+    rows = len(problem.train)
     per_epoch = max(1, rows // run.batch)
-    seed = derive_seed(learner.seed, run.name, "epoch", place // per_epoch)
+    seed = derive_seed(problem.seed, run.name, "epoch", place // per_epoch)
     start = (place % per_epoch) * run.batch
     return np.random.default_rng(seed).permutation(rows)[start : start + run.batch]
 
@@ -332,15 +332,3 @@ def _go_on(
     objective.load(under(tensors, "objective."))
     for extra, module in extras.items():
         module.load_state_dict(under(tensors, f"extra.{extra}."))
-
-
-__all__ = [
-    "Checkpoints",
-    "PhaseRun",
-    "Runtime",
-    "TrainingState",
-    "put_weights",
-    "run_phase",
-    "take_step",
-    "weights_of",
-]

@@ -232,21 +232,3 @@ def find_loss(name: str | None, task: str) -> Loss:
             f"'{name}' is no loss of {task}", where="loss", fix=f"choose {' or '.join(fitting)}"
         )
     return loss
-
-
-__all__ = [
-    "LOSSES",
-    "RELATIVE",
-    "LabelTable",
-    "Loss",
-    "SinkhornAlignment",
-    "conditional_entropy",
-    "distortion",
-    "entropy",
-    "find_loss",
-    "soft_table",
-    "spread",
-    "table_loss",
-    "transition",
-    "transport_distance",
-]

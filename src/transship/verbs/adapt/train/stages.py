@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from transship.verbs.adapt.model.network import (
     merge_lora,
 )
 from transship.verbs.adapt.model.source import SourceSide
-from transship.verbs.adapt.train.learner import AdaptMethod, Learner, Phase
+from transship.verbs.adapt.settings import Settings
 from transship.verbs.adapt.train.loop import (
     PhaseRun,
     Runtime,
@@ -40,6 +40,7 @@ from transship.verbs.adapt.train.losses import (
     transition,
     transport_distance,
 )
+from transship.verbs.adapt.train.problem import AdaptMethod, LearningProblem, Phase
 
 MOST, MOST_HELD_OUT = 1024, 512  # rows that stand for the whole sets in logs
 MOST_TRANSPORT = 512  # of them in W₁, against all source features
@@ -47,50 +48,13 @@ COLLAPSED = 0.5  # spread under this share of the source's is worth a warning
 _SMOOTH = 1e-3  # of the marginal in Λ, where held-out labels may meet an empty cell
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Stage 2: how long and how fast.
-
-    Attributes:
-        steps: optimiser steps.
-        batch: rows per micro-batch.
-        accumulation: micro-batches per step.
-        rate: of the body.
-        embedder_factor: embedder and head learn so many times as fast.
-        weight_decay: AdamW's.
-        warmup: share of the steps in which the rate rises; afterwards it falls to zero in a line.
-        clip: largest gradient norm.
-        patience: validations without a better one before it stops; None runs to the end.
-        select: keep the best validation's weights, or the last ones.
-        lora_rank: above 0, the body learns through LoRA factors.
-    """
-
-    steps: int
-    batch: int
-    accumulation: int = 1
-    rate: float = 2e-4
-    embedder_factor: float = 10.0
-    weight_decay: float = 0.01
-    warmup: float = 0.1
-    clip: float = 1.0
-    patience: int | None = None
-    select: bool = True
-    lora_rank: int = 0
-
-    def epoch(self, rows: int) -> int:
-        """Return the steps of one pass over the rows."""
-        return max(1, rows // (min(self.batch, rows) * self.accumulation))
-
-    def schedule(self, step: int) -> float:
-        """Return the factor of the rates at a step."""
-        rising = max(1, round(self.warmup * self.steps))
-        if step < rising:
-            return (step + 1) / rising
-        return max(0.0, (self.steps - step) / max(1, self.steps - rising))
-
-
 def stage_one(
-    runtime: Runtime, learner: Learner, phases: Sequence[Phase], state: TrainingState, *, log_every: int = 16
+    runtime: Runtime,
+    problem: LearningProblem,
+    phases: Sequence[Phase],
+    state: TrainingState,
+    *,
+    log_every: int = 16,
 ) -> TrainingState:
     """Train φ by the phases, from where the checkpoint stands.
 
@@ -98,14 +62,14 @@ def stage_one(
     compare features and labels with.
     """
     logged: Log | None = None
-    if learner.source is not None:
-        distance = source_distance(learner.source, min(MOST_TRANSPORT, MOST, len(learner.train)))
-        logged = partial(_logged, learner, distance, runtime.began)
+    if problem.source is not None:
+        distance = source_distance(problem.source, min(MOST_TRANSPORT, MOST, len(problem.train)))
+        logged = partial(_logged, problem, distance, runtime.began)
         if not state.log:
-            state = logged(state, "start", 0).with_snapshot(learner, "start")
+            state = logged(state, "start", 0).with_snapshot(problem, "start")
     for number, phase in enumerate(phases):
         if number >= state.phase:
-            state = _phase(runtime, learner, number, phase, state, logged, log_every)
+            state = _phase(runtime, problem, number, phase, state, logged, log_every)
     return state
 
 
@@ -115,15 +79,15 @@ Log = Callable[[TrainingState, str, int], TrainingState]
 
 def _phase(
     runtime: Runtime,
-    learner: Learner,
+    problem: LearningProblem,
     number: int,
     phase: Phase,
     state: TrainingState,
     logged: Log | None,
     log_every: int,
 ) -> TrainingState:
-    rows = len(learner.train)
-    trained = learner.network.train_only(phase.trains)
+    rows = len(problem.train)
+    trained = problem.network.train_only(phase.trains)
     run = PhaseRun(
         phase.name,
         number,
@@ -137,43 +101,43 @@ def _phase(
     )
     selects = phase.select and logged is not None
     if selects and state.resumed is None:
-        before = weights_of(learner.network, ["embedder"])
+        before = weights_of(problem.network, ["embedder"])
         state = replace(state, best={"start": dict(state.log[-1])}, before=before)
 
     def after(step: int, state: TrainingState) -> tuple[TrainingState, bool]:
         if logged is not None and (step + 1 == phase.steps or (step + 1) % log_every == 0):
             state = logged(state, phase.name, step + 1)
-            state = _considered(learner, state) if selects else state
+            state = _considered(problem, state) if selects else state
         return state, False
 
-    state = run_phase(runtime, learner, run, state, after)
-    state = _settled(learner, state, phase.name) if selects else state
-    return state if logged is None else state.with_snapshot(learner, phase.name)
+    state = run_phase(runtime, problem, run, state, after)
+    state = _settled(problem, state, phase.name) if selects else state
+    return state if logged is None else state.with_snapshot(problem, phase.name)
 
 
 def _logged(
-    learner: Learner, distance: float, began: float, state: TrainingState, phase: str, step: int
+    problem: LearningProblem, distance: float, began: float, state: TrainingState, phase: str, step: int
 ) -> TrainingState:
-    row = {"phase": phase, "step": step, "w1_source": distance, **stage_one_row(learner)}
+    row = {"phase": phase, "step": step, "w1_source": distance, **stage_one_row(problem)}
     return replace(state, log=(*state.log, row | {"seconds": time.process_time() - began}))
 
 
-def _considered(learner: Learner, state: TrainingState) -> TrainingState:
+def _considered(problem: LearningProblem, state: TrainingState) -> TrainingState:
     """Return the state that keeps this embedder if a probe on it errs least; the later one of equals."""
     row, best = state.log[-1], state.best.get("row")
     if best is not None and row["probe_error"] > best["probe_error"]:
         return state
-    kept = weights_of(learner.network, ["embedder"])
+    kept = weights_of(problem.network, ["embedder"])
     return replace(state, best={**state.best, "row": dict(row)}, kept=kept)
 
 
-def _settled(learner: Learner, state: TrainingState, phase: str) -> TrainingState:
+def _settled(problem: LearningProblem, state: TrainingState, phase: str) -> TrainingState:
     """Take the best embedder, or that from before the phase: FLD did not fall, or a probe got worse."""
     start, row, notes = state.best["start"], state.best["row"], state.notes
     error = start["probe_error"]
-    noise = (error * (1.0 - error) / len(learner.validation)) ** 0.5
+    noise = (error * (1.0 - error) / len(problem.validation)) ** 0.5
     fell, worse = row["fld"] < start["fld"], row["probe_error"] > error + noise
-    put_weights(learner.network, state.kept if fell and not worse else state.before)
+    put_weights(problem.network, state.kept if fell and not worse else state.before)
     if worse or not fell:
         why = f"a probe's held-out error rose from {error:.3f} to {row['probe_error']:.3f}"
         why = why if fell else f"FLD did not fall below {start['fld']:.3f} nats"
@@ -183,17 +147,17 @@ def _settled(learner: Learner, state: TrainingState, phase: str) -> TrainingStat
     return replace(state, log=log, notes=notes, best={}, kept={}, before={})
 
 
-def stage_one_row(learner: Learner) -> dict[str, Any]:
+def stage_one_row(problem: LearningProblem) -> dict[str, Any]:
     """Return what stage 1 is measured by, on whole sets, for the embedder as it stands.
 
     W₁, spread, FLD, the entropies of Z, Z' and p_s, held-out FLD, and the error of a probe.
     """
-    source, validation = learner.known, learner.validation
-    index = learner.draw(MOST, "log")
+    source, validation = problem.known, problem.validation
+    index = problem.draw(MOST, "log")
     some = torch.linspace(0, len(validation) - 1, min(MOST_HELD_OUT, len(validation))).long()
-    train, held = learner.views(learner.train, index), learner.views(validation, some)
-    codes, held_codes = learner.train.codes[index], validation.codes[some]
-    table = soft_table(train.source.double(), codes, learner.classes)
+    train, held = problem.views(problem.train, index), problem.views(validation, some)
+    codes, held_codes = problem.train.codes[index], validation.codes[some]
+    table = soft_table(train.source.double(), codes, problem.classes)
     rows = train.pooled[torch.linspace(0, len(index) - 1, min(MOST_TRANSPORT, len(index))).long()]
     return {
         "w1": transport_distance(rows, source.features),
@@ -203,7 +167,7 @@ def stage_one_row(learner: Learner) -> dict[str, Any]:
         "entropy_target": float(entropy(table.sum(0))),
         "mean_entropy": float(-(train.source * train.source.clamp_min(1e-12).log()).sum(1).mean()),
         "held_out_fld": held_out_distortion(table, held.source.double(), held_codes),
-        "probe_error": probe_error(train.features, codes, held.features, held_codes, learner.classes),
+        "probe_error": probe_error(train.features, codes, held.features, held_codes, problem.classes),
     }
 
 
@@ -246,79 +210,80 @@ def probe_error(
 
 def stage_two(
     runtime: Runtime,
-    learner: Learner,
+    problem: LearningProblem,
     method: AdaptMethod,
-    budget: Budget,
+    settings: Settings,
     score: Callable[[Tensor], float],
     state: TrainingState,
     *,
     number: int,
-    frozen: bool = False,
 ) -> TrainingState:
-    """Train what the method leaves to learn; validate after every pass, or once if that chooses nothing.
+    """Train what the method leaves to learn under the problem's head; keep the best validation's weights.
 
-    Args:
-        runtime: what it runs on.
-        learner: with the head that learns.
-        method: what learns, and what it minimises.
-        budget: how long and how fast.
-        score: the metric of validation outputs; the smaller the better.
-        state: from stage 1.
-        number: of the phase, the first one after stage 1.
-        frozen: whether φ stays as stage 1 made it.
+    It is validated after every pass, or once if that chooses nothing, by `score` of the outputs: the smaller
+    the better. `number` is that of the phase, the first one after stage 1.
     """
-    network, rows = learner.network, len(learner.train)
+    network, rows = problem.network, len(problem.train)
     if isinstance(network.head, TransportHead):
-        _start_transport(learner, network.head)
-    parts = method.trains - {"embedder"} if frozen else method.trains
-    if budget.lora_rank and "body" in parts:
-        add_lora(network.body, budget.lora_rank, derive_seed(learner.seed, "lora"))
+        _start_transport(problem, network.head)
+    parts = method.trains - {"embedder"} if settings.freeze_embedder else method.trains
+    if settings.lora_rank and "body" in parts:
+        add_lora(network.body, settings.lora_rank, derive_seed(problem.seed, "lora"))
     network.train_only(parts)
+    steps, batch = settings.stage_two_steps(rows), settings.batch_rows(rows)
     run = PhaseRun(
         "stage 2",
         number,
-        budget.steps,
-        min(budget.batch, rows),
+        steps,
+        batch,
         method.objective,
         parts,
-        _groups(network, budget),
-        partial(torch.optim.AdamW, weight_decay=budget.weight_decay),
-        accumulation=budget.accumulation,
-        schedule=budget.schedule,
-        clip=budget.clip,
+        _groups(network, settings),
+        partial(torch.optim.AdamW, weight_decay=settings.weight_decay),
+        accumulation=settings.accumulation,
+        schedule=partial(_schedule, steps, max(1, round(settings.warmup * steps))),
+        clip=settings.clip,
     )
-    validated = partial(_validated, runtime, learner, budget, score)
+    epoch = max(1, rows // (batch * settings.accumulation))
+    validated = partial(_validated, runtime, problem, settings, score, epoch)
     if state.resumed is None:
         state = replace(state, history=(), best={}, kept={})
-        if learner.train.base is not None:
+        if problem.train.base is not None:
             state, _ = validated(0, state)  # the base alone, which the network may never beat
-    chooses, epoch = budget.select or budget.patience is not None, budget.epoch(rows)
+    chooses = settings.select or settings.patience is not None
 
     def after(step: int, state: TrainingState) -> tuple[TrainingState, bool]:
-        due = step + 1 == budget.steps or (chooses and (step + 1) % epoch == 0)
+        due = step + 1 == steps or (chooses and (step + 1) % epoch == 0)
         return validated(step + 1, state) if due else (state, False)
 
-    state = run_phase(runtime, learner, run, state, after)
-    if budget.select and state.kept:
+    state = run_phase(runtime, problem, run, state, after)
+    if settings.select and state.kept:
         put_weights(network, state.kept)
     merge_lora(network.body)
     return replace(state, best={}, kept={})
 
 
-def _start_transport(learner: Learner, head: TransportHead) -> None:
+def _schedule(steps: int, rising: int, step: int) -> float:
+    """Return the factor of the rates at a step: it rises, and then falls to zero in a line."""
+    if step < rising:
+        return (step + 1) / rising
+    return max(0.0, (steps - step) / max(1, steps - rising))
+
+
+def _start_transport(problem: LearningProblem, head: TransportHead) -> None:
     """Let label transport begin with the source's head and the Λ that stage 1 has reached."""
-    given = learner.views(learner.train, torch.arange(len(learner.train))).source
-    plan = transition(soft_table(given, learner.train.codes, learner.classes), 1e-2)
-    head.start(learner.known.weight, learner.known.bias, plan)
+    given = problem.views(problem.train, torch.arange(len(problem.train))).source
+    plan = transition(soft_table(given, problem.train.codes, problem.classes), 1e-2)
+    head.start(problem.known.weight, problem.known.bias, plan)
 
 
-def _groups(network: AdaptedNetwork, budget: Budget) -> list[dict[str, Any]]:
+def _groups(network: AdaptedNetwork, settings: Settings) -> list[dict[str, Any]]:
     """Return what learns, part by part, with its rate."""
     groups = []
     for part in PARTS:
-        factor = 1.0 if part == "body" else budget.embedder_factor
+        factor = 1.0 if part == "body" else settings.embedder_factor
         if learning := _learning(network, part):
-            groups.append({"params": learning, "lr": budget.rate * factor})
+            groups.append({"params": learning, "lr": settings.learning_rate * factor})
     return groups
 
 
@@ -328,19 +293,20 @@ def _learning(network: AdaptedNetwork, part: Part) -> list[nn.Parameter]:
 
 def _validated(
     runtime: Runtime,
-    learner: Learner,
-    budget: Budget,
+    problem: LearningProblem,
+    settings: Settings,
     score: Callable[[Tensor], float],
+    epoch: int,
     step: int,
     state: TrainingState,
 ) -> tuple[TrainingState, bool]:
     """Return the state with one more row of history, and whether patience has run out."""
-    network, targets = learner.network, learner.validation.targets
-    outputs = learner.outputs(learner.validation)
-    loss = float(learner.loss.compute(outputs, targets, tuple(part.cpu() for part in learner.scale)))
+    network, targets = problem.network, problem.validation.targets
+    outputs = problem.outputs(problem.validation)
+    loss = float(problem.loss.compute(outputs, targets, tuple(part.cpu() for part in problem.scale)))
     value = score(outputs)
     row = {
-        "epoch": -(-step // budget.epoch(len(learner.train))),
+        "epoch": -(-step // epoch),
         "step": step,
         "loss": float(np.mean(state.losses)) if state.losses else float("nan"),
         "validation_loss": loss,
@@ -352,19 +318,7 @@ def _validated(
     if not best or (value, loss) < (best["value"], best["loss"]):
         best = {"value": value, "loss": loss, "epoch": len(state.history)}
         learned = [part for part in PARTS if _learning(network, part)]
-        kept = weights_of(network, learned) if budget.select else state.kept
+        kept = weights_of(network, learned) if settings.select else state.kept
         state = replace(state, best=best, kept=kept)
     waited = len(state.history) - int(best["epoch"])
-    return state, budget.patience is not None and waited >= budget.patience
-
-
-__all__ = [
-    "COLLAPSED",
-    "Budget",
-    "held_out_distortion",
-    "probe_error",
-    "source_distance",
-    "stage_one",
-    "stage_one_row",
-    "stage_two",
-]
+    return state, settings.patience is not None and waited >= settings.patience

@@ -78,7 +78,7 @@ class Views:
 
 
 @dataclass(frozen=True, eq=False)
-class Learner:
+class LearningProblem:
     """The network with everything that a method works with.
 
     Attributes:
@@ -168,10 +168,10 @@ class Learner:
 
 
 class Objective:
-    """Something to minimise, batch by batch, for one learner; what it keeps between steps is its own."""
+    """Something to minimise, batch by batch, for one problem; what it keeps between steps is its own."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
+    def __init__(self, problem: LearningProblem) -> None:
+        self.problem = problem
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return the loss of a batch of training rows."""
@@ -194,7 +194,7 @@ class TargetLoss(Objective):
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
         """Return ℓ(head(body(φ(x))), z')."""
-        return self.learner.target_loss(self.learner.outputs_of(index), index)
+        return self.problem.target_loss(self.problem.outputs_of(index), index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ class Phase:
     steps: int
     rate: float
     batch: int | None
-    objective: Callable[[Learner], Objective]
+    objective: Callable[[LearningProblem], Objective]
     trains: frozenset[Part] = frozenset({"embedder"})
     shared: bool = True
     select: bool = False
@@ -256,9 +256,9 @@ class AdaptMethod(Method):
         """
         return ()
 
-    def objective(self, learner: Learner) -> Objective:
+    def objective(self, problem: LearningProblem) -> Objective:
         """Return what stage 2 minimises."""
-        return TargetLoss(learner)
+        return TargetLoss(problem)
 
 
 def _check_range(name: str, value: float, least: float, allowed: bool, most: float) -> None:
@@ -267,17 +267,3 @@ def _check_range(name: str, value: float, least: float, allowed: bool, most: flo
     bounds = f"from {least:g}" if allowed else f"above {least:g}"
     bounds += f" to {most:g}" if most < math.inf else ""
     raise OptionError(f"it is {value:g}", where=name, fix=f"give a number {bounds}")
-
-
-__all__ = [
-    "ALL",
-    "PAPER",
-    "AdaptMethod",
-    "Index",
-    "Learner",
-    "LearningRows",
-    "Objective",
-    "Phase",
-    "TargetLoss",
-    "Views",
-]
