@@ -42,7 +42,7 @@ def _rows(models: Path, glosses: Path, inputs: int, tokens: int | None, repeat: 
     import pyarrow.parquet
 
     from transship.activations import collect, compare, load_model, match_sites
-    from transship.activations.collecting import DEFAULT_TOKENS
+    from transship.activations.collected import DEFAULT_TOKENS
 
     tokens = DEFAULT_TOKENS if tokens is None else tokens
     texts = pyarrow.parquet.read_table(glosses, columns=["text"]).column("text").to_pylist()[:inputs]

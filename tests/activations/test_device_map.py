@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 
 from transship.activations import collect, load_model
+from transship.activations.batches import signature
 from transship.activations.loading import values_of
-from transship.activations.state import signature
 from transship.errors import CheckpointError, OptionError
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}

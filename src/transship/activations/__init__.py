@@ -8,8 +8,7 @@ from transship.doors import door
 
 if TYPE_CHECKING:
     from transship.activations.batches import longest
-    from transship.activations.collected import CollectedMoments, Entry, Skipped
-    from transship.activations.collecting import collect
+    from transship.activations.collected import CollectedMoments, collect
     from transship.activations.comparison import (
         Comparison,
         Residual,
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from transship.activations.match import Matching, SitePair, Unmatched, block_weights, match_sites
     from transship.activations.models import Batch, LoadedModel, load_model, parameter_names
     from transship.activations.page import comparison_page
+    from transship.activations.plan import Entry, Skipped
     from transship.activations.readout import Reading, Readout, features, iter_features
     from transship.activations.sites import (
         Part,

@@ -10,11 +10,11 @@ import torch
 
 from transship import parallel
 from transship.activations.batches import Batches, Numbered, run_shared, unit_size
-from transship.activations.collecting import read_first
+from transship.activations.collected import read_first
 from transship.activations.match import Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
 from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan, collecting_bytes, running_bytes
-from transship.activations.record import Side, Tap
+from transship.activations.sites import Side, Tap
 from transship.activations.step import Lane, StepOptions, StepRows, Stream
 from transship.checkpoints.footprint import Footprint
 from transship.geometry import CkaAccumulator, Moments

@@ -8,11 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.activations.collected import Entry, Skipped
 from transship.activations.match import Matching, SitePair
 from transship.activations.models import LoadedModel
-from transship.activations.record import Side, sides_of, view_of
-from transship.activations.sites import Part, Site
+from transship.activations.sites import Part, Side, Site, sides_of, view_of
 from transship.activations.step import Lane, RowBuffers, StepOptions, Stepper, Stream
 from transship.checkpoints.footprint import Footprint
 from transship.errors import MatchError
@@ -24,6 +22,24 @@ SIDES: tuple[Side, ...] = ("input", "output")
 # rare.
 BUFFER_BYTES = 512 * 2**20
 MOST_BUFFERED_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where the Moments of one pair and side are: a weighted sum of kept ones, and their one-sided parts."""
+
+    moments: tuple[tuple[str, float], ...]
+    aa: tuple[str | None, ...]
+    bb: str | None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A pair's side that has no Moments, and why."""
+
+    pair: str
+    side: Side
+    reason: str
 
 
 @dataclass(frozen=True)

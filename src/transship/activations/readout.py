@@ -23,8 +23,7 @@ from transship import parallel
 from transship.activations.batches import WINDOW
 from transship.activations.layout import TokenLayout
 from transship.activations.models import Batch, LoadedModel, load_model
-from transship.activations.record import Tap, watching
-from transship.activations.sites import Site
+from transship.activations.sites import Site, Tap, watching
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks
 

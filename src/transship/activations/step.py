@@ -12,7 +12,7 @@ from transship.activations.batches import Numbered
 from transship.activations.families import WINDOWED
 from transship.activations.layout import Alignment, RowOperator, TokenLayout
 from transship.activations.models import Batch, LoadedModel
-from transship.activations.record import Tap, watching
+from transship.activations.sites import Tap, watching
 from transship.activations.tokens import align_tokens, window_places
 from transship.errors import DataError, MatchError, TransshipError
 from transship.types import Align

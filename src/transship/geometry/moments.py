@@ -20,7 +20,7 @@ from torch import Tensor
 
 from transship.errors import DataError, NumericalError, OptionError
 from transship.geometry.maps import read_arrays, write_arrays
-from transship.geometry.twins import PROJECTIONS, distinct, prints
+from transship.geometry.spectral import PROJECTIONS, distinct, prints
 from transship.numerics import chunks
 
 Part = Literal["aa", "bb", "ab"]

@@ -15,8 +15,7 @@ from torch import Tensor
 from transship.errors import DataError, NumericalError, OptionError, TransshipWarning
 from transship.geometry.maps import LinearMap
 from transship.geometry.moments import Moments
-from transship.geometry.spectral import Spectrum, spectrum
-from transship.geometry.twins import groups, prints
+from transship.geometry.spectral import Spectrum, groups, prints, spectrum
 
 # λ / mean variance of the source
 STRENGTHS: tuple[float, ...] = tuple(10.0 ** (power / 4) for power in range(-24, 9))

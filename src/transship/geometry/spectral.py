@@ -1,11 +1,11 @@
-"""Functions of a symmetric positive semi-definite matrix by its eigenvectors, cut at a stated tolerance."""
+"""Functions of a symmetric positive semi-definite matrix by its eigenvectors, and rows that are equal."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transship.errors import NumericalError, OptionError
@@ -252,3 +252,38 @@ def _canonical_basis(isometry: Tensor, size: int) -> Tensor:
         columns.append(left[:, first] / left[:, first].norm())
         left = left - torch.outer(columns[-1], columns[-1] @ left)
     return torch.stack(columns, 1)
+
+
+PROJECTIONS = 2
+NEAR, ROUNDING = 1e-5, 1e-6
+
+
+def prints(rows: Float[Tensor, "rows width"]) -> Float[Tensor, "rows projections"]:
+    """Return what a row is known again by: the same two projections wherever rows have this width."""
+    drawn = torch.Generator().manual_seed(0)
+    directions = torch.randn(rows.shape[1], PROJECTIONS, generator=drawn)
+    return (rows @ directions.to(rows)).float().cpu()
+
+
+def groups(marks: Float[Tensor, "rows projections"]) -> Int[Tensor, " rows"]:
+    """Return the number of the group that each row belongs to, from 0; rows of one group are equal."""
+    near = NEAR * marks.std(0, correction=0) + ROUNDING * marks.square().mean(0).sqrt()
+    labels = torch.arange(len(marks))
+    while True:
+        before = labels
+        for column in marks.T:
+            # equal rows are neighbours in the order of one projection, but for a third row of chance between
+            order = column.argsort(stable=True)
+            apart = (marks[order].diff(dim=0).abs() > near).any(1)
+            runs = torch.cat([apart.new_zeros(min(1, len(marks))), apart]).cumsum(0)
+            least = labels.scatter_reduce(0, runs, labels[order], "amin", include_self=False)
+            labels = labels.scatter(0, order, least[runs])
+        labels = labels[labels]
+        if torch.equal(labels, before):
+            inverse: Tensor = torch.unique(labels, return_inverse=True)[1]
+            return inverse
+
+
+def distinct(marks: Float[Tensor, "rows projections"]) -> int:
+    """Return how many different rows there are."""
+    return int(groups(marks).max()) + 1 if len(marks) else 0

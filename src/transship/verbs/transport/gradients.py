@@ -11,7 +11,7 @@ from transship import parallel
 from transship.activations import LoadedModel, SitePair
 from transship.activations.batches import Numbered
 from transship.activations.loading import require_in_memory
-from transship.activations.record import Tap, sides_of, view_of, watching
+from transship.activations.sites import Tap, sides_of, view_of, watching
 from transship.activations.step import Lane, StepOptions, Stepper, Stream
 from transship.geometry import Moments
 from transship.geometry.moments import Part

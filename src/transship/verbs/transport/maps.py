@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from transship.activations import SitePair, read_bias, read_weight
-from transship.activations.record import Side
+from transship.activations.sites import Side
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.permutations import Axes
 from transship.verbs.transport.protocol import LayerPair, MappedMethod, TransportMethod

@@ -13,12 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from transship.activations import LoadedModel, Matching
-from transship.activations.batches import Batches, run_shared
-from transship.activations.collected import CollectedMoments
-from transship.activations.collecting import collect
+from transship.activations.batches import Batches, SavedState, run_shared
+from transship.activations.collected import CollectedMoments, collect
 from transship.activations.loading import values_of
 from transship.activations.readout import Readout
-from transship.activations.state import SavedState
 from transship.activations.step import StepOptions
 from transship.geometry import Moments
 from transship.geometry.moments import Part

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transship import parallel
 from transship.activations.models import Batch
-from transship.activations.record import Tap, watching
+from transship.activations.sites import Tap, watching
 from transship.errors import NumericalError
 from transship.numerics import chunks
 from transship.verbs.merge.maths.states import Vector

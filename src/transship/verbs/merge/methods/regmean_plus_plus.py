@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from transship.activations.record import Tap, watching
+from transship.activations.sites import Tap, watching
 from transship.verbs.merge.maths.grams import held, input_grams, linear_maps, shrunk, solved, weighted
 from transship.verbs.merge.maths.states import Vector, combined
 from transship.verbs.merge.maths.tasks import check_inputs
