@@ -24,7 +24,12 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 TESTS = Path(__file__).parent
 KERNELS = TESTS.parent / "scripts/kernels.py"
 # whose tests train or decompose, so that what a processor rounds is carried on furthest
-ROOMS = ("suites/otmf", "verbs/adapt", "verbs/merge/fusion", "verbs/merge/learning", "verbs/transport")
+ROOMS = (
+    "suites/otmf",
+    "verbs/adapt",
+    *(f"verbs/merge/{room}" for room in ("fusion", "learning", "methods")),
+    "verbs/transport",
+)
 TRAINED = {TESTS / room for room in ROOMS}
 # files of these rooms about folders, refusals and memory: one set of kernels shows as much as two
 ONCE = {

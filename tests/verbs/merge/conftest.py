@@ -1,4 +1,4 @@
-"""What the merge tests share: small checkpoints of four families, and operands made of plain arrays."""
+"""What the merge tests share: small checkpoints of four families, plain operands, networks in memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
+from transship.verbs.merge.fusion.origin import ModuleOrigin
+from transship.verbs.merge.joint import JointTask
 from transship.verbs.merge.maths.operands import Operands
 
 HERE = Path(__file__).parent
+WIDTH, HIDDEN, INPUTS = 5, 7, 40  # of the network in memory
 
 
 def layered(
@@ -106,3 +111,131 @@ def toys(safetensors_models: Callable[..., None]) -> Callable[..., None]:
     for seed, name in enumerate("ab", 1):
         safetensors_models(name, layered(seed, noise_of=base), num_hidden_layers=2)
     return safetensors_models
+
+
+class Net(nn.Module):
+    """Two layers of two maps that read the same tensor, one of them without a bias, and a scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs * self.scale
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Linear(WIDTH, HIDDEN)
+        self.right = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.out = nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made: Tensor = inputs + self.out(torch.tanh(self.left(inputs)) * torch.sigmoid(self.right(inputs)))
+        return made
+
+
+@pytest.fixture
+def network() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture
+def fine_tunes(network: Net) -> dict[str, dict[str, Tensor]]:
+    """Three fine-tunes with heads of 2, 3 and 4 classes."""
+    found = {}
+    for number, name in enumerate(("a", "b", "c")):
+        generator = torch.Generator().manual_seed(10 + number)
+        state = {
+            key: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
+            for key, tensor in network.state_dict().items()
+        }
+        state["head.weight"] = torch.randn(2 + number, WIDTH, generator=generator)
+        state["head.bias"] = torch.randn(2 + number, generator=generator)
+        found[name] = state
+    return found
+
+
+@pytest.fixture
+def inputs() -> dict[str, Tensor]:
+    """Inputs of each task, of different spread in every direction."""
+    found = {}
+    for number, name in enumerate(("a", "b", "c")):
+        generator = torch.Generator().manual_seed(20 + number)
+        spread = torch.rand(WIDTH, generator=generator) * 2 + 0.1
+        found[name] = torch.randn(INPUTS, WIDTH, generator=generator) * spread + number
+    return found
+
+
+@pytest.fixture
+def origin(network: Net) -> ModuleOrigin:
+    return ModuleOrigin(network)
+
+
+@pytest.fixture
+def tasks(
+    origin: ModuleOrigin, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
+) -> dict[str, JointTask]:
+    found = {}
+    for name, state in fine_tunes.items():
+        arrival = origin.admit(state, name)
+        found[name] = JointTask(arrival.update, arrival.model.over(inputs[name]))
+    return found
+
+
+@pytest.fixture
+def weights_of(fine_tunes: dict[str, dict[str, Tensor]]) -> Callable[[str], dict[str, Tensor]]:
+    return lambda name: {key: value for key, value in fine_tunes[name].items() if not key.startswith("head.")}
+
+
+class Toy:
+    """An encoder in memory and three fine-tunes with label sets of their own."""
+
+    def __init__(self, tasks: int = 3) -> None:
+        torch.manual_seed(0)
+        self.base = self._encoder()
+        self.inputs = torch.randn(240, 10)
+        self.tuned: list[dict[str, torch.Tensor]] = []
+        self.labels: list[torch.Tensor] = []
+        for number in range(tasks):
+            self._tune(number)
+
+    @staticmethod
+    def _encoder() -> nn.Module:
+        return nn.Sequential(nn.Linear(10, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 12))
+
+    def _tune(self, number: int) -> None:
+        generator = torch.Generator().manual_seed(100 + number)
+        classes = 3 + number % 3
+        labels = (self.inputs @ torch.randn(10, classes, generator=generator)).argmax(1)
+        encoder, head = self._encoder(), nn.Linear(12, classes)
+        encoder.load_state_dict(self.base.state_dict())
+        leaves = [*encoder.parameters(), *head.parameters()]
+        for _ in range(25):
+            loss = nn.functional.cross_entropy(head(encoder(self.inputs[:160])), labels[:160])
+            with torch.no_grad():
+                for leaf, slope in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+                    leaf -= 0.1 * slope
+        state = {name: tensor.detach() for name, tensor in encoder.state_dict().items()}
+        self.tuned.append({**state, "head.weight": head.weight.detach(), "head.bias": head.bias.detach()})
+        self.labels.append(labels)
+
+    def join(self, fusion: Any, number: int) -> Any:
+        """Let one fine-tune join, with its rows."""
+        return fusion.add(
+            self.tuned[number],
+            self.inputs[:160],
+            labels=self.labels[number][:160],
+            test=(self.inputs[160:], self.labels[number][160:]),
+            name=f"task-{number}",
+        )
+
+
+@pytest.fixture(scope="session")
+def toy() -> Toy:
+    return Toy()

@@ -1,4 +1,4 @@
-"""Heads of the merged model, and the optimiser that trains some of them."""
+"""Heads of the merged model."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from torch.nn import functional
 
 from transship.errors import OptionError
 from transship.verbs.merge.fusion import Fusion
-from transship.verbs.merge.maths.descent import Adam
 from transship.verbs.merge.tasks.heads import HeadSettings, LinearHead, carry, head_kinds, polish, tune
 
 
@@ -108,20 +107,6 @@ def test_tuning_and_polishing_lower_their_losses(problem: Any):
     assert functional.cross_entropy(polished(features), wanted) < functional.cross_entropy(
         carried(features), wanted
     )
-
-
-def test_adam_equals_its_equations():
-    value, first, second = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
-    tensor = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    optimiser = Adam([tensor], 0.05)
-    for step in range(1, 6):
-        slope = 2 * value + np.array([0.3, -0.1]) * step
-        optimiser.step([torch.from_numpy(slope.copy())])
-        first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
-        value = value - 0.05 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
-    np.testing.assert_allclose(tensor.numpy(), value, rtol=1e-12)
-    optimiser.step([None])
-    np.testing.assert_allclose(tensor.numpy(), value, rtol=1e-12)
 
 
 def test_the_papers_schedule_tunes_a_head_when_the_next_model_comes(toy: Any):

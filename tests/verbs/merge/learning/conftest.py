@@ -3,98 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
-from transship.verbs.merge.fusion.origin import ModuleOrigin
-from transship.verbs.merge.joint import JointTask
-
-WIDTH, HIDDEN, INPUTS = 5, 7, 40
-
-
-class Net(nn.Module):
-    """Two layers of two maps that read the same tensor, one of them without a bias, and a scale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-        self.scale = nn.Parameter(torch.ones(WIDTH))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        for layer in self.layers:
-            inputs = layer(inputs)
-        return inputs * self.scale
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Linear(WIDTH, HIDDEN)
-        self.right = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.out = nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        made: Tensor = inputs + self.out(torch.tanh(self.left(inputs)) * torch.sigmoid(self.right(inputs)))
-        return made
-
-
-@pytest.fixture
-def network() -> Net:
-    torch.manual_seed(0)
-    return Net().eval()
-
-
-@pytest.fixture
-def fine_tunes(network: Net) -> dict[str, dict[str, Tensor]]:
-    """Three fine-tunes with heads of 2, 3 and 4 classes."""
-    found = {}
-    for number, name in enumerate(("a", "b", "c")):
-        generator = torch.Generator().manual_seed(10 + number)
-        state = {
-            key: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)
-            for key, tensor in network.state_dict().items()
-        }
-        state["head.weight"] = torch.randn(2 + number, WIDTH, generator=generator)
-        state["head.bias"] = torch.randn(2 + number, generator=generator)
-        found[name] = state
-    return found
-
-
-@pytest.fixture
-def inputs() -> dict[str, Tensor]:
-    """Inputs of each task, of different spread in every direction."""
-    found = {}
-    for number, name in enumerate(("a", "b", "c")):
-        generator = torch.Generator().manual_seed(20 + number)
-        spread = torch.rand(WIDTH, generator=generator) * 2 + 0.1
-        found[name] = torch.randn(INPUTS, WIDTH, generator=generator) * spread + number
-    return found
-
-
-@pytest.fixture
-def origin(network: Net) -> ModuleOrigin:
-    return ModuleOrigin(network)
-
-
-@pytest.fixture
-def tasks(
-    origin: ModuleOrigin, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
-) -> dict[str, JointTask]:
-    found = {}
-    for name, state in fine_tunes.items():
-        arrival = origin.admit(state, name)
-        found[name] = JointTask(arrival.update, arrival.model.over(inputs[name]))
-    return found
-
-
-@pytest.fixture
-def weights_of(fine_tunes: dict[str, dict[str, Tensor]]) -> Callable[[str], dict[str, Tensor]]:
-    return lambda name: {key: value for key, value in fine_tunes[name].items() if not key.startswith("head.")}
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,22 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from transship.registry import build_method, method_class
+from transship.registry import build_method, method_class, method_names
 from transship.verbs.merge.maths import operands as operands_module
 from transship.verbs.merge.maths.operands import Operands
-from transship.verbs.merge.protocol import LearnedMethod, RecipeMethod, recipe_method, recipe_methods
+from transship.verbs.merge.protocol import (
+    LearnedMethod,
+    RecipeMethod,
+    continual_method,
+    recipe_method,
+    recipe_methods,
+)
 
 Make = Callable[..., Operands]
 SHAPE = (7, 12)
@@ -121,3 +128,28 @@ def test_facets_are_read_from_the_class_and_only_the_asked_method_is_imported_wi
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["False", "False"]
+
+
+FREE = [
+    name
+    for name in method_names("merge", facet="add")
+    if not continual_method(name).needs_data and not isinstance(continual_method(name), LearnedMethod)
+]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_method_changes_neither_its_state_nor_the_update(name: str, arrivals: Any):
+    method = continual_method(name)
+    state = method.first(arrivals.step(1, 1))
+    before = {group: {key: value.clone() for key, value in vector.items()} for group, vector in state.items()}
+    arriving = arrivals.step(2, 2)
+    method.add(state, arriving)
+    for group, vector in before.items():
+        for key, value in vector.items():
+            assert np.array_equal(state[group][key].numpy(), value.numpy())
+    assert np.array_equal(arrivals.flat(dict(arriving.update)), arrivals.flat(arrivals.update(2)))
+
+
+@pytest.mark.parametrize("name", method_names("merge"))
+def test_every_method_has_a_file_of_tests(name: str):
+    assert (Path(__file__).parent / f"test_{name.replace('-', '_')}.py").is_file()

@@ -1,4 +1,4 @@
-"""AdaMerging and Concrete: the loss, its descent, and what stays when nothing is learnt."""
+"""Concrete: its descent through random masks."""
 
 from __future__ import annotations
 
@@ -11,62 +11,10 @@ from transship.numerics import derive_seed
 from transship.verbs.merge.fusion.origin import ModuleOrigin
 from transship.verbs.merge.joint import JointTask, joint, merge_updates_of
 from transship.verbs.merge.maths.descent import entropy
-from transship.verbs.merge.methods.adamerging import Adamerging
 from transship.verbs.merge.methods.concrete import Concrete, relaxed
 from transship.verbs.merge.protocol import Arrival
 
 Tasks = dict[str, JointTask]
-
-
-def test_entropy_is_zero_when_sure_and_the_logarithm_of_the_classes_when_not():
-    assert float(entropy(torch.tensor([[50.0, 0.0, 0.0]]))) == pytest.approx(0.0, abs=1e-6)
-    assert float(entropy(torch.zeros(3, 5))) == pytest.approx(float(torch.tensor(5.0).log()), abs=1e-6)
-
-
-@pytest.mark.parametrize("per", ["task", "tensor"])
-def test_without_steps_adamerging_is_task_arithmetic(tasks: Tasks, origin: ModuleOrigin, per: str):
-    found = merge_updates_of(
-        origin.weights, list(tasks.values()), "adamerging", options={"steps": 0, "per": per}
-    )
-    for name, change in found.items():
-        expected = 0.3 * sum(task.update()[name] for task in tasks.values())
-        torch.testing.assert_close(change, expected)
-
-
-@pytest.mark.parametrize("per", ["task", "tensor"])
-def test_one_step_is_adam_on_the_derivative_of_the_summed_entropy(
-    tasks: Tasks, origin: ModuleOrigin, per: str
-):
-    """The whole loss in one graph: Adam's first step moves every coefficient by the rate against its sign."""
-    chosen = list(tasks.values())
-    updates = [task.update() for task in chosen]
-    names = [""] if per == "task" else list(origin.weights)
-    values = {name: torch.full((3,), 0.3, requires_grad=True) for name in names}
-    backbone = {
-        name: tensor + sum(values[name if per == "tensor" else ""][k] * updates[k][name] for k in range(3))
-        for name, tensor in origin.weights.items()
-    }
-    loss = torch.zeros(())
-    for task in chosen:
-        seen = task.view()
-        loss = loss + entropy(seen.read(backbone, seen.batch(range(seen.count))).outputs)
-    slopes = dict(zip(names, torch.autograd.grad(loss, list(values.values())), strict=True))
-    method = Adamerging(steps=1, learning_rate=0.01, batch_size=40, per=per)
-    merged, losses = method.mix(origin.weights, updates, [task.view() for task in chosen])
-    assert losses == [pytest.approx(float(loss.detach()), rel=1e-5)]
-    for name, change in merged.items():
-        factors = 0.3 - 0.01 * slopes[name if per == "tensor" else ""].sign()
-        expected = sum(factors[k] * updates[k][name] for k in range(3))
-        torch.testing.assert_close(change, expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("per", ["task", "tensor"])
-def test_adamerging_lowers_the_entropy_it_is_about(tasks: Tasks, origin: ModuleOrigin, per: str):
-    chosen = list(tasks.values())
-    method = Adamerging(steps=60, learning_rate=0.05, batch_size=40, per=per)
-    updates, views = [task.update() for task in chosen], [task.view() for task in chosen]
-    _, losses = method.mix(origin.weights, updates, views)
-    assert losses[-1] < losses[0] - 0.05
 
 
 def test_concrete_lowers_the_entropy_and_its_final_mask_is_fixed_by_the_seed(
@@ -129,7 +77,7 @@ def test_relaxed_masks_are_those_of_torch_distributions():
         assert float(own[part].mean()) == pytest.approx(float(drawn[part].mean()), abs=0.03)
 
 
-def test_continual_forms_learn_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
+def test_one_after_another_it_learns_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
     steps = [
         Arrival(
             number=number,
@@ -140,25 +88,20 @@ def test_continual_forms_learn_on_the_pair(tasks: Tasks, origin: ModuleOrigin):
         )
         for number, name in ((1, "a"), (2, "b"))
     ]
-    for method in (Adamerging(steps=3, per="task"), Concrete(steps=3)):
-        state = method.first(steps[0])
-        assert torch.equal(method.merged(state, origin.weights)["scale"], tasks["a"].update()["scale"])
-        both = method.merged(method.add(state, steps[1]), origin.weights)
-        assert torch.equal(method.merged(state, origin.weights)["scale"], tasks["a"].update()["scale"])
-        pair = [tasks["a"], tasks["b"]]
-        name = type(method).__name__.lower()
-        options = {"steps": 3, "per": "task"} if name == "adamerging" else {"steps": 3}
-        expected = merge_updates_of(origin.weights, pair, name, options=options)
-        for key, change in expected.items():
-            torch.testing.assert_close(both[key], change)
+    method = Concrete(steps=3)
+    state = method.first(steps[0])
+    assert torch.equal(method.merged(state, origin.weights)["scale"], tasks["a"].update()["scale"])
+    both = method.merged(method.add(state, steps[1]), origin.weights)
+    expected = merge_updates_of(origin.weights, [tasks["a"], tasks["b"]], "concrete", options={"steps": 3})
+    for key, change in expected.items():
+        torch.testing.assert_close(both[key], change)
 
 
 def test_hostile_tasks_are_one_clear_error_each(
     network: nn.Module, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
 ):
-    for method in ("adamerging", "concrete"):
-        with pytest.raises(DataError, match=f"b: {method} reads inputs"):
-            joint(network, fine_tunes, {"a": inputs["a"]}, method)
-        single = fine_tunes["b"] | {"head.weight": torch.ones(1, 5), "head.bias": torch.ones(1)}
-        with pytest.raises(OptionError, match=r"b: .* two classes"):
-            joint(network, fine_tunes | {"b": single}, inputs, method)
+    with pytest.raises(DataError, match="b: concrete reads inputs"):
+        joint(network, fine_tunes, {"a": inputs["a"]}, "concrete")
+    single = fine_tunes["b"] | {"head.weight": torch.ones(1, 5), "head.bias": torch.ones(1)}
+    with pytest.raises(OptionError, match=r"b: .* two classes"):
+        joint(network, fine_tunes | {"b": single}, inputs, "concrete")

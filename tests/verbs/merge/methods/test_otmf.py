@@ -10,9 +10,12 @@ from torch.nn import functional
 
 from transship.geometry import sinkhorn
 from transship.verbs.merge.fusion import Fusion
+from transship.verbs.merge.fusion.origin import ModuleOrigin
+from transship.verbs.merge.joint import JointTask, merge_updates_of
 from transship.verbs.merge.methods.otmf import MaskedUpdate, Otmf, mask_shape, mix
 from transship.verbs.merge.protocol import Arrival
 
+Tasks = dict[str, JointTask]
 TIGHT: Any = {"iterations": 3000, "tolerance": 1e-12, "domain": "auto"}
 
 
@@ -166,3 +169,21 @@ def test_it_says_when_inputs_are_missing(toy: Any):
     step = Arrival(2, fusion.backbone, fusion.vector, fusion.tasks[0].store.model())
     with pytest.raises(Exception, match="needs inputs of this task and of the one before"):
         method.add({"merged": fusion.vector}, step)
+
+
+def test_otmf_without_iterations_is_the_running_mean_or_the_mix_in_the_given_order(
+    tasks: Tasks, origin: ModuleOrigin
+):
+    chosen = list(tasks.values())
+    mean = merge_updates_of(origin.weights, chosen, "otmf", options={"iterations": 0, "alpha": "running"})
+    mix = merge_updates_of(origin.weights, chosen, "otmf", options={"iterations": 0})
+    for name in origin.weights:
+        a, b, c = (task.update()[name] for task in chosen)
+        torch.testing.assert_close(mean[name], (a + b + c) / 3, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(mix[name], 0.8 * (0.8 * a + 0.2 * b) + 0.2 * c, rtol=1e-4, atol=1e-6)
+
+
+def test_otmf_folds_the_continual_method(tasks: Tasks, origin: ModuleOrigin):
+    found = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 4})
+    plain = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 0})
+    assert any(not torch.equal(found[name], plain[name]) for name in found)
