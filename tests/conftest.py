@@ -90,6 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order.shuffle(files)
     for tests in files:
         order.shuffle(tests)
+    # a test that is given minutes begins first: begun last it would keep one worker alone
+    files.sort(key=lambda tests: not any(item.get_closest_marker("timeout") for item in tests))
     items[:] = [item for tests in files for item in tests]
 
 

@@ -52,6 +52,14 @@ def test_the_tests_of_a_file_stay_together(conftest):
     assert sorted(order) == [(path, number) for path, tests in FILES.items() for number in range(tests)]
 
 
+def test_what_is_given_minutes_begins_first(conftest):
+    for seed in range(5):
+        items = [Item(path, marks=["timeout"] * (path.name == "c.py")) for path in FILES for _ in range(2)]
+        options = SimpleNamespace(option=SimpleNamespace(order_seed=seed))
+        conftest.pytest_collection_modifyitems(options, items)
+        assert [item.path.name for item in items[:2]] == ["c.py", "c.py"]
+
+
 def test_quick_tests_of_rooms_that_train_are_marked(conftest):
     trained, once, slow, other = (
         Item(TESTS / "verbs/adapt/test_any.py"),

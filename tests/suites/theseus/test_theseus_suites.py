@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from transship_suites import load_suite
 from transship_suites.materials import small_vision as networks
@@ -118,7 +119,7 @@ ENCODERS = {
 
 
 @pytest.fixture
-def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
+def small_encoders(minilm, data_dir, tmp_path, monkeypatch):
     """Random encoders under the names of the suite's, few texts and two strengths."""
     from transformers import BertConfig, BertModel
 
@@ -128,8 +129,14 @@ def small_encoders(kit, minilm, data_dir, tmp_path, monkeypatch):
     for seed, (name, width) in enumerate(ENCODERS.items()):
         shape = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 2}
         config = BertConfig(num_hidden_layers=2, **shape)
-        model = kit.spread(BertModel(config, add_pooling_layer=False), 0 if name == "minilm-l6-sre" else seed)
-        model = kit.nudge(model, seed=5) if name == "minilm-l6-sre" else model
+        relative = name == "minilm-l6-sre"  # a fine-tune of the first
+        torch.manual_seed(0 if relative else seed)
+        model = BertModel(config, add_pooling_layer=False)
+        for parameter in model.parameters():
+            parameter.data.add_(0.2 * torch.randn(parameter.shape))
+        if relative:
+            for parameter in model.parameters():
+                parameter.data.add_(0.01 * torch.randn(parameter.shape))
         model.save_pretrained(tmp_path / "models" / name)
         for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
             shutil.copy(minilm / file, tmp_path / "models" / name / file)
