@@ -13,7 +13,7 @@ from typing import Any
 from transship.activations.batches import Batches, SavedState, run_shared, signature, unit_size
 from transship.activations.match import Matching, SitePair, Unmatched, match_sites
 from transship.activations.models import load_model
-from transship.activations.plan import KINDS, SIDES, Entry, MomentKeeper, Plan, Skipped
+from transship.activations.plan import KINDS, SIDES, CollectionPlan, Entry, MomentKeeper, Skipped
 from transship.activations.sites import Part, Side, Site
 from transship.activations.step import StepOptions
 from transship.atomic import atomic_folder
@@ -258,7 +258,9 @@ def collect(
     matching = match_sites(*models) if matching is None else matching
     first, stream = read_first(inputs)
     options = StepOptions(align=align, tokens_per_input=tokens_per_input, seed=seed, skip_first=skip_first)
-    plan = Plan(*models, matching, options, first, sides=sides, kinds=kinds, blend=blend, widest=widest)
+    plan = CollectionPlan(
+        *models, matching, options, first, sides=sides, kinds=kinds, blend=blend, widest=widest
+    )
     kept = MomentKeeper(plan, _checked_parts(parts))
     about = {
         "source": models[0].name,

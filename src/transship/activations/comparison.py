@@ -13,7 +13,14 @@ from transship.activations.batches import Batches, Numbered, run_shared, unit_si
 from transship.activations.collected import read_first
 from transship.activations.match import Matching, match_sites
 from transship.activations.models import LoadedModel, load_model
-from transship.activations.plan import KINDS, SIDES, MomentKeeper, Plan, collecting_bytes, running_bytes
+from transship.activations.plan import (
+    KINDS,
+    SIDES,
+    CollectionPlan,
+    MomentKeeper,
+    collecting_bytes,
+    running_bytes,
+)
 from transship.activations.sites import Side, Tap
 from transship.activations.step import Lane, StepOptions, StepRows, Stream
 from transship.checkpoints.footprint import Footprint
@@ -143,7 +150,7 @@ def compare(
     options = StepOptions(align=align, tokens_per_input=tokens_per_input, seed=seed)
     layers = [_Layers(*models, pair) for pair in _stack_pairs(matching)]
     extra = [pair for stack in layers for pair in stack.pairs()]
-    plan = Plan(*models, matching, options, first, kinds=KINDS, widest=widest, extra=extra)
+    plan = CollectionPlan(*models, matching, options, first, kinds=KINDS, widest=widest, extra=extra)
     kept = MomentKeeper(plan, ("ab",))
     batches = Batches(stream, batch_size, models[1].length)
     unit = unit_size(inputs, batch_size, tokens_per_input)
@@ -165,7 +172,7 @@ def compare(
 
 
 def _run(
-    plan: Plan,
+    plan: CollectionPlan,
     kept: MomentKeeper,
     layers: Sequence["_Layers"],
     batches: Batches,
@@ -204,7 +211,7 @@ class _Layers:
     def pairs(self) -> list[tuple[Stream, Stream]]:
         return [(there, here) for there in self.source for here in self.target]
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: CollectionPlan) -> None:
         """Group the pairs by lane: stages with other numbers of tokens have rows of their own."""
         self.lanes: dict[Lane, tuple[list[int], list[int]]] = {}
         for row, there in enumerate(self.source):
@@ -266,7 +273,7 @@ def _stack_pairs(matching: Matching) -> list[tuple[str, str]]:
     )
 
 
-def _residuals(plan: Plan, kept: MomentKeeper, matching: Matching) -> list[Residual]:
+def _residuals(plan: CollectionPlan, kept: MomentKeeper, matching: Matching) -> list[Residual]:
     """Return the residual of every collected side; sides that share a tensor share the factorisation."""
     known: dict[str, float] = {}
     residuals = []

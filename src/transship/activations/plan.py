@@ -56,7 +56,7 @@ class _Group:
         return self.sources[0][2]
 
 
-class Plan:
+class CollectionPlan:
     """Which tensors are watched, which pairs share them, and what cannot be collected."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Plan:
 class MomentKeeper:
     """The Moments, each on the device of its layer, and rows that wait for their products."""
 
-    def __init__(self, plan: Plan, parts: Collection[str]) -> None:
+    def __init__(self, plan: CollectionPlan, parts: Collection[str]) -> None:
         self.groups = list(plan.groups.values())
         self.moments: dict[str, Moments] = {}
         self.one_sided: dict[tuple[Any, ...], str] = {}

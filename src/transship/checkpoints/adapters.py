@@ -89,7 +89,7 @@ def write_adapter(
 def _names_for_peft(update: Update, prefix: str) -> Callable[[str], str]:
     """Return what turns a tensor's name in the file into that of the parameter in memory, which PEFT uses."""
     base = update.base
-    model = empty_model(base) if base is not None else None
+    model = empty_model(base.config) if base is not None else None
     if base is None or model is None:
         return lambda name: prefix + name
     renamed = names_in_memory([*update.added, *base.tensors], model)

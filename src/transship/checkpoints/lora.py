@@ -128,7 +128,7 @@ def _names_in(base: Checkpoint, wanted: list[str]) -> dict[str, str]:
     """Return the adapter's name → the base's tensor: by plain names, else by the modules' names in memory."""
     stored = [*base.tensors, *base.tied]
     plain = translation(wanted, stored)
-    model = empty_model(base) if len(plain) < len(wanted) else None
+    model = empty_model(base.config) if len(plain) < len(wanted) else None
     if model is None:
         return plain
     renamed = names_in_memory(stored, model)

@@ -1,4 +1,6 @@
-"""The names that transformers gives a checkpoint's tensors in memory: newer versions rename some modules.
+"""Names of tensors: those that transformers gives them in memory, and those that stand for one tensor.
+
+Newer versions of transformers rename some modules.
 
 PEFT names an adapter's factors after the modules in memory, so an adapter and its base on disk may meet only
 through these rules. They are asked for when plain names do not meet, since that takes torch and transformers.
@@ -6,16 +8,13 @@ through these rules. They are asked for when plain names do not meet, since that
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
+
+from transship.checkpoints.weightfile import TensorInfo
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from transship.checkpoints.checkpoint import Checkpoint
-from collections.abc import Callable, Mapping
-
-from transship.checkpoints.weightfile import TensorInfo
 
 
 def names_in_memory(names: Collection[str], model: nn.Module) -> dict[str, str]:
@@ -24,10 +23,11 @@ def names_in_memory(names: Collection[str], model: nn.Module) -> dict[str, str]:
     return {_renamed(name, rules): name for name in names}
 
 
-def empty_model(checkpoint: Checkpoint) -> nn.Module | None:
-    """Return the checkpoint's model without weights; None where its config does not tell transformers.
+def empty_model(config: Mapping[str, Any]) -> nn.Module | None:
+    """Return the model of a config without weights; None where the config does not tell transformers.
 
-    For names alone: `activations.skeleton`, a room above, refuses where this one falls back to plain names.
+    For names alone: `activations.finding.skeleton`, a room above, refuses where this one falls back to plain
+    names.
     """
     try:
         import torch
@@ -35,14 +35,14 @@ def empty_model(checkpoint: Checkpoint) -> nn.Module | None:
         from transformers import PreTrainedModel
     except ImportError:
         return None
-    named = checkpoint.config.get("architectures")
+    named = config.get("architectures")
     made_by = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
     if not isinstance(made_by, type) or not issubclass(made_by, PreTrainedModel):
         return None
     if made_by.config_class is None:
         return None
     try:
-        settings = made_by.config_class.from_dict(dict(checkpoint.config))
+        settings = made_by.config_class.from_dict(dict(config))
         with torch.device("meta"):
             model: nn.Module = made_by(settings)
     except Exception:  # any config that its class refuses: the plain names are all there is

@@ -233,7 +233,7 @@ def _modules(adapter: Adapter, base: Checkpoint) -> dict[str, tuple[str, int]]:
     }
     stored = [*base.tensors, *base.tied]
     own_names = translation(list(ranks), stored)
-    model = empty_model(base) if len(own_names) < len(ranks) else None
+    model = empty_model(base.config) if len(own_names) < len(ranks) else None
     if model is not None:  # newer versions of transformers rename modules in memory, and PEFT follows them
         renamed = names_in_memory(stored, model)
         others = {own: renamed[other] for own, other in translation(list(ranks), list(renamed)).items()}
