@@ -266,14 +266,10 @@ def open_accelerator(settings: Settings) -> Any:
 
 def _watcher(settings: Settings, seen: Progress | None) -> Progress:
     """Return who is told of progress: bars on standard error where asked for, and `seen`."""
-    bars: dict[str, Bars] = {}
+    bars: Progress = Bars() if settings.verbose else quiet
 
-    def watch(what: str, done: int, total: int) -> None:
-        if settings.verbose:
-            if what not in bars:
-                bars[what] = Bars(unit="items" if what == "proxy" else "steps")
-                bars[what](what, 0, total)
-            bars[what](what, done, total)
+    def watch(what: str, done: int, total: int, /) -> None:
+        bars(what, done, total)
         if seen is not None:
             seen(what, done, total)
 

@@ -7,8 +7,9 @@ backbone has one, positions interpolated to the new grid, and the class token wh
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -26,8 +27,23 @@ _GOLDEN = (5**0.5 - 1) / 2
 SCALES = (1, 2, 4)  # of a multi-scale stem: kernels so many times as long as the stride
 
 
+class SavedShape:
+    """A dataclass of numbers, words and tuples that JSON holds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what JSON holds of it."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """Return what `to_dict` gave."""
+        return cls(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+        )
+
+
 @dataclass(frozen=True)
-class Shape:
+class Shape(SavedShape):
     """What an embedder is built from, as it is saved.
 
     Attributes:
@@ -56,16 +72,6 @@ class Shape:
     placed: bool
     prefix: int
     stem: Stem = "patch"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> "Shape":
-        """Return what `to_dict` gave."""
-        lists: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
-        return cls(**lists)
 
     @property
     def tokens(self) -> int:

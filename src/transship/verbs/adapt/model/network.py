@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from transship.errors import MissingError
 from transship.verbs.adapt.model.backbone import Body, Theta
-from transship.verbs.adapt.model.embedder import Embedder, Shape
+from transship.verbs.adapt.model.embedder import Embedder, SavedShape, Shape
 
 Part = Literal["embedder", "body", "head"]
 PARTS: tuple[Part, ...] = ("embedder", "body", "head")
@@ -84,7 +84,7 @@ def new_embedder(shape: Shape, theta: Theta, seed: int, *, pretrained: bool = Tr
 
 
 @dataclass(frozen=True)
-class HeadShape:
+class HeadShape(SavedShape):
     """What a head is built from, as it is saved.
 
     Attributes:
@@ -104,16 +104,6 @@ class HeadShape:
     grid: tuple[int, int] = (1, 1)
     prefix: int = 0
     source: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> "HeadShape":
-        """Return what `to_dict` gave."""
-        known: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
-        return cls(**known)
 
     def build(self) -> nn.Module:
         """Return the head, with weights from torch's current seed."""

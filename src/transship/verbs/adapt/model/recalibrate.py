@@ -10,7 +10,7 @@ the norms are exact.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -63,9 +63,19 @@ class Recalibration:
         return dict(vars(self))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Head:
-    """The recalibrated head and what it costs."""
+    """The recalibrated head and what it costs.
+
+    Attributes:
+        weight: of the head.
+        bias: the same.
+        accuracy: on held-out items.
+        error: its cross-entropy there in nats: err_s.
+        omega: ω.
+        norms: ‖∇_u ℓ_s‖ of the calibration items.
+        grid: what each ω of the grid gave.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -75,20 +85,21 @@ class Head:
     norms: Tensor
     grid: tuple[GridPoint, ...]
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
-        return {name: getattr(self, name).contiguous() for name in ("weight", "bias", "norms")}
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the tensors by name, as they are saved."""
+        return {name: value.contiguous() for name, value in vars(self).items() if isinstance(value, Tensor)}
 
-    def facts(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
-        return {name: getattr(self, name) for name in ("accuracy", "error", "omega")} | {
-            "grid": [vars(point) for point in self.grid]
-        }
+    def about(self) -> dict[str, Any]:
+        """Return everything else."""
+        facts = {"accuracy": self.accuracy, "error": self.error, "omega": self.omega}
+        return {**facts, "grid": [vars(point) for point in self.grid]}
 
     @classmethod
-    def restore(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> "Head":
-        """Return what `tensors` and `facts` gave."""
-        return cls(**{**tensors, **facts, "grid": tuple(GridPoint(**point) for point in facts["grid"])})
+    def restore(cls, arrays: Mapping[str, Tensor], about: Mapping[str, Any]) -> Self:
+        """Return what `arrays` and `about` gave."""
+        tuples = {name: tuple(value) for name, value in about.items() if isinstance(value, list)}
+        grid = tuple(GridPoint(**point) for point in about["grid"])
+        return cls(**{**arrays, **about, **tuples, "grid": grid})
 
 
 def head_grams(
@@ -161,13 +172,15 @@ def recalibrate(evidence: Recalibration, *, omega: float | str = "grid") -> Head
         accuracy, count = _fit(evidence, None)[1].accuracy, int(evidence.held_out.sum())
         bar = accuracy - max(TOLERANCE, (accuracy * (1.0 - accuracy) / count) ** 0.5)
     mixing, point = next((fit for fit in fits if fit[1].accuracy >= bar), fits[-1])
+    weight, bias = _head(evidence, mixing)
     return Head(
-        *_head(evidence, mixing),
-        point.accuracy,
-        point.error,
-        point.omega,
-        _norms(evidence, mixing).float(),
-        tuple(point for _, point in fits),
+        weight=weight,
+        bias=bias,
+        accuracy=point.accuracy,
+        error=point.error,
+        omega=point.omega,
+        norms=_norms(evidence, mixing).float(),
+        grid=tuple(point for _, point in fits),
     )
 
 

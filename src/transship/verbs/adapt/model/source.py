@@ -31,7 +31,6 @@ from transship.errors import DataError, MissingError, OptionError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.adapt.model.backbone import Backbone
 from transship.verbs.adapt.model.recalibrate import (
-    GridPoint,
     Head,
     Recalibration,
     check_omega,
@@ -46,9 +45,9 @@ _ARRAYS = "source.safetensors"
 _ABOUT = "source.json"
 
 
-@dataclass(frozen=True, eq=False)
-class SourceSide:
-    """What stage 1, the baselines and the bound know of the source.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SourceSide(Head):
+    """What stage 1, the baselines and the bound know of the source: its head, and what that was made from.
 
     Attributes:
         features: pooled u = θ(x) of the proxy items.
@@ -56,13 +55,6 @@ class SourceSide:
         labels: classes of the items.
         label_names: their names.
         held_out: which items neither the head nor its recalibration saw.
-        weight: of the recalibrated head.
-        bias: the same.
-        accuracy: of that head on held-out items.
-        error: its cross-entropy there in nats: err_s.
-        omega: ω.
-        norms: ‖∇_u ℓ_s‖ of the calibration items under that head.
-        grid: what each ω of the grid gave.
         texts: the items themselves, for methods that mix them in; empty when read from a saved model.
         name: of the proxy.
         fingerprint: of backbone and proxy.
@@ -73,13 +65,6 @@ class SourceSide:
     labels: Int[Tensor, " items"]
     label_names: tuple[str, ...]
     held_out: Bool[Tensor, " items"]
-    weight: Float[Tensor, "labels out"]
-    bias: Float[Tensor, " labels"]
-    accuracy: float
-    error: float
-    omega: float
-    norms: Float[Tensor, " calibration"]
-    grid: tuple[GridPoint, ...] = ()
     texts: Any = field(default=(), repr=False)
     name: str = ""
     fingerprint: str = ""
@@ -94,35 +79,10 @@ class SourceSide:
         weight, bias = self.weight.to(states), self.bias.to(states)
         return torch.nn.functional.linear(states.mean(1), weight, bias).softmax(1)
 
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the tensors by name, as they are saved."""
-        names = ("features", "outputs", "labels", "held_out", "weight", "bias", "norms")
-        return {name: getattr(self, name).contiguous() for name in names}
-
     def about(self) -> dict[str, Any]:
-        """Return everything else."""
-        return {
-            "label_names": list(self.label_names),
-            "accuracy": self.accuracy,
-            "error": self.error,
-            "omega": self.omega,
-            "grid": [vars(point) for point in self.grid],
-            "name": self.name,
-            "fingerprint": self.fingerprint,
-        }
-
-    @classmethod
-    def restore(cls, arrays: dict[str, Tensor], about: dict[str, Any], texts: Any = ()) -> "SourceSide":
-        """Return what `arrays` and `about` gave."""
-        plain: Any = {key: about[key] for key in ("accuracy", "error", "omega", "name", "fingerprint")}
-        tensors: Any = arrays
-        return cls(
-            **tensors,
-            **plain,
-            label_names=tuple(about["label_names"]),
-            grid=tuple(GridPoint(**point) for point in about["grid"]),
-            texts=texts,
-        )
+        """Return everything but the tensors."""
+        own = {"label_names": list(self.label_names), "name": self.name, "fingerprint": self.fingerprint}
+        return {**own, **super().about()}
 
 
 def open_source(
@@ -152,21 +112,15 @@ def open_source(
     features, evidence = kept
     head = _head_of(folder, evidence, omega)
     return SourceSide(
-        features,
-        evidence.outputs,
-        evidence.labels,
-        data.label_names,
-        evidence.held_out,
-        head.weight,
-        head.bias,
-        head.accuracy,
-        head.error,
-        head.omega,
-        head.norms,
-        head.grid,
-        drawn.inputs,
-        data.name,
-        identity,
+        **vars(head),
+        features=features,
+        outputs=evidence.outputs,
+        labels=evidence.labels,
+        label_names=data.label_names,
+        held_out=evidence.held_out,
+        texts=drawn.inputs,
+        name=data.name,
+        fingerprint=identity,
     )
 
 
@@ -182,7 +136,7 @@ def _head_of(folder: Path, evidence: Recalibration, omega: float | str) -> Head:
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         head = recalibrate(evidence, omega=omega)
     with atomic_file(file, force=True, sync=False) as draft:
-        save_file(head.tensors(), draft, {"head": json.dumps(head.facts())})
+        save_file(head.arrays(), draft, {"head": json.dumps(head.about())})
     return head
 
 
@@ -251,6 +205,7 @@ def _compute(
     order = sorted(range(len(data)), key=lambda row: backbone.loaded.length(data.inputs[row]))
     features = torch.empty(len(data), backbone.theta.width)
     outputs = torch.empty(len(data), backbone.width_out)
+    watch(0, len(order))
     for part in chunks(len(order), 64):
         rows = order[part]
         tokens, mask, states = backbone.source_pass([data.inputs[row] for row in rows])

@@ -21,7 +21,7 @@ from torch.nn.functional import adaptive_avg_pool2d, conv1d, conv2d
 from transship.errors import DataError
 from transship.numerics import chunks
 from transship.types import Array
-from transship.verbs.adapt.rows.metrics import log_softmax
+from transship.verbs.adapt.rows.metrics import as_numpy, log_softmax
 from transship.verbs.adapt.rows.targets import Targets
 
 LENGTHS, SIDES, CELLS = (7, 9, 11), (3, 5), 3
@@ -210,9 +210,7 @@ def placed(rows: Tensor) -> Tensor:
 
 def plain_rows(inputs: Any) -> Array:
     """Return inputs as a contiguous float32 array."""
-    if hasattr(inputs, "detach"):
-        inputs = inputs.detach().cpu().numpy()
-    return np.ascontiguousarray(inputs, dtype=np.float32)
+    return np.ascontiguousarray(as_numpy(inputs), dtype=np.float32)
 
 
 def filled(rows: Array, fill: Array) -> Array:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transship.errors import DataError
+from transship.verbs.adapt.rows.metrics import as_numpy
 from transship.verbs.adapt.settings import Kind, Missing
 
 MOST_SYMBOLS = 1024  # kinds of token ids: each is a channel
@@ -148,10 +149,8 @@ class Inputs:
 
 
 def _numbers(values: Any) -> NDArray[Any]:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
     try:
-        array = np.asarray(values)
+        array = np.asarray(as_numpy(values))
         if array.dtype == object:
             array = array.astype(np.float64)
     except (ValueError, TypeError) as error:

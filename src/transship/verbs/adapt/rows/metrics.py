@@ -79,7 +79,7 @@ def macro_f1(predicted: Any, labels: Any) -> float:
     Classes count that occur among labels or predictions, as in `sklearn.metrics.f1_score`. Arrays of two axes
     are multi-label, 0 or 1; labels without any row or prediction are left out.
     """
-    guess, true = np.asarray(_plain(predicted)), np.asarray(_plain(labels))
+    guess, true = np.asarray(as_numpy(predicted)), np.asarray(as_numpy(labels))
     _same_shape(guess, true, "F1")
     if true.ndim == 2:
         guess, true = guess.astype(bool), true.astype(bool)
@@ -265,7 +265,7 @@ def _average_precision(scores: Array, wanted: Array) -> float:
 
 def _scores_and_hits(scores: Any, labels: Any, where: str) -> tuple[Array, Array]:
     """Return scores [rows, labels] and whether each row has each label [rows, labels]."""
-    values, wanted = _floats(scores), np.asarray(_plain(labels))
+    values, wanted = _floats(scores), np.asarray(as_numpy(labels))
     if wanted.ndim == 2:
         _same_shape(values, wanted, where)
         return values, wanted.astype(bool)
@@ -282,7 +282,8 @@ def _scores_and_hits(scores: Any, labels: Any, where: str) -> tuple[Array, Array
     return values, classes[:, None] == np.arange(values.shape[1])
 
 
-def _plain(values: Any) -> Any:
+def as_numpy(values: Any) -> Any:
+    """Return a tensor as an array, anything else as it is."""
     return values.detach().cpu().numpy() if hasattr(values, "detach") else values
 
 
@@ -296,7 +297,7 @@ def _floats(values: Any) -> Array:
 
 
 def _classes(labels: Any) -> Array:
-    array = np.asarray(_plain(labels))
+    array = np.asarray(as_numpy(labels))
     if array.ndim != 1 or array.dtype.kind not in "iub":
         raise DataError(
             f"labels of shape {list(array.shape)} and type {array.dtype} are no classes",

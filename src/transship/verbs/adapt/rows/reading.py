@@ -13,6 +13,7 @@ from transship.data import Dataset
 from transship.data.use import held_out
 from transship.errors import DataError, OptionError
 from transship.types import Array
+from transship.verbs.adapt.rows.metrics import as_numpy
 from transship.verbs.adapt.rows.targets import plain_labels
 from transship.verbs.adapt.settings import Settings
 
@@ -172,8 +173,7 @@ def split_rows(X: Any, y: Any, settings: Settings) -> Split:  # noqa: N803 - sci
 
 def plain(values: Any, where: str) -> Array:
     """Return values as an array; tensors and lists become one."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+    values = as_numpy(values)
     try:
         array = plain_labels(values, where) if where.endswith("y") else np.asarray(values)
     except ValueError as error:

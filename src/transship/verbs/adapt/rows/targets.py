@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transship.errors import DataError, OptionError
-from transship.verbs.adapt.rows.metrics import TASKS, Task
+from transship.verbs.adapt.rows.metrics import TASKS, Task, as_numpy
 
 CODES = 10  # k-means classes that stand for the labels of regression, dense and multi-label tasks
 MANY = 10_000  # targets from which mini-batch k-means is used
@@ -255,10 +255,8 @@ class Targets:
 
 
 def _array(values: Any) -> NDArray[Any]:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
     try:
-        array = plain_labels(values, "y")
+        array = plain_labels(as_numpy(values), "y")
     except ValueError as error:
         raise DataError("targets are ragged", where="y", fix="give targets of one shape") from error
     if not array.size:

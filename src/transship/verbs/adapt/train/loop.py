@@ -27,7 +27,7 @@ from transship.errors import NumericalError, OutputError
 from transship.numerics import derive_seed
 from transship.progress import Progress
 from transship.verbs.adapt.model.network import AdaptedNetwork, Part
-from transship.verbs.adapt.train.problem import LearningProblem, Objective
+from transship.verbs.adapt.train.problem import LearningProblem, Objective, Phase
 
 SHOWN = 300  # training rows whose features the report draws
 _FILE = "state.safetensors"
@@ -157,33 +157,23 @@ class Runtime:
 
 @dataclass(frozen=True, eq=False)
 class PhaseRun:
-    """One phase, ready to run.
+    """A phase, ready to run.
 
     Attributes:
-        name: of the phase; batches are drawn by it.
+        phase: what is minimised, by which parts, for how long.
         number: its place among all phases of a fit.
-        steps: of the whole schedule.
-        batch: rows per micro-batch.
-        objective: makes what is minimised.
-        trains: which parts learn.
         groups: parameters with their rates.
         optimiser: its class.
         accumulation: micro-batches per step.
-        shared: whether several processes share a batch.
         schedule: from the step to a factor of the rates.
         clip: largest gradient norm.
     """
 
-    name: str
+    phase: Phase
     number: int
-    steps: int
-    batch: int
-    objective: Callable[[LearningProblem], Objective]
-    trains: frozenset[Part]
     groups: Sequence[dict[str, Any]]
     optimiser: Callable[..., torch.optim.Optimizer]
     accumulation: int = 1
-    shared: bool = True
     schedule: Callable[[int], float] = lambda step: 1.0
     clip: float | None = None
 
@@ -196,7 +186,8 @@ def run_phase(
     runtime: Runtime, problem: LearningProblem, run: PhaseRun, state: TrainingState, after: After
 ) -> TrainingState:
     """Take the steps of a phase, from where the checkpoint stands."""
-    objective, groups = run.objective(problem), [dict(group) for group in run.groups]
+    phase, groups = run.phase, [dict(group) for group in run.groups]
+    objective = phase.objective(problem)
     extras = dict(objective.modules())
     if extras:
         beside = [parameter for module in extras.values() for parameter in module.parameters()]
@@ -211,12 +202,13 @@ def run_phase(
     else:
         _go_on(problem.network, plain, objective, extras, state.resumed)
         state = replace(state, resumed=None)
-    for step in range(state.step, run.steps):
+    runtime.watch(phase.name, state.step, phase.steps)
+    for step in range(state.step, phase.steps):
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = rate * run.schedule(step)
         loss = take_step(runtime, problem, run, objective, optimiser, parameters, step)
         state, stop = after(step, replace(state, step=step + 1, losses=(*state.losses, loss)))
-        runtime.watch(run.name, step + 1, run.steps)
+        runtime.watch(phase.name, step + 1, phase.steps)
         if stop:
             break
         if runtime.checkpoints.due(state):
@@ -235,24 +227,24 @@ def take_step(
     step: int,
 ) -> float:
     """Take one step of the optimiser over all micro-batches; return the loss."""
-    total = 0.0
+    total, phase = 0.0, run.phase
     for micro in range(run.accumulation):
-        rows = _batch(problem, run, step * run.accumulation + micro)
-        own = parallel.share(rows) if run.shared else rows
+        rows = _batch(problem, phase, step * run.accumulation + micro)
+        own = parallel.share(rows) if phase.shared else rows
         if not len(own):
             continue
         index = torch.from_numpy(own.copy())
         with runtime.accelerator.autocast():
-            loss = objective.loss(index, step, run.steps) * (len(own) / len(rows))
+            loss = objective.loss(index, step, phase.steps) * (len(own) / len(rows))
         if not bool(torch.isfinite(loss)):
             raise NumericalError(
-                f"the loss is {loss.item()} in step {step + 1} of {run.name}",
+                f"the loss is {loss.item()} in step {step + 1} of {phase.name}",
                 where="training",
                 fix="lower the learning rate, or train in float32",
             )
         runtime.accelerator.backward(loss / run.accumulation)
         total += float(loss.detach()) / run.accumulation
-    if run.shared:
+    if phase.shared:
         parallel.add_gradients(parameters)
         total = sum(parallel.gather(total))
     if run.clip is not None:
@@ -262,13 +254,14 @@ def take_step(
     return total
 
 
-def _batch(problem: LearningProblem, run: PhaseRun, place: int) -> Int[np.ndarray, " batch"]:
+def _batch(problem: LearningProblem, phase: Phase, place: int) -> Int[np.ndarray, " batch"]:
     """Return the rows of a micro-batch: a new order every epoch, the same in every process."""
     rows = len(problem.train)
-    per_epoch = max(1, rows // run.batch)
-    seed = derive_seed(problem.seed, run.name, "epoch", place // per_epoch)
-    start = (place % per_epoch) * run.batch
-    return np.random.default_rng(seed).permutation(rows)[start : start + run.batch]
+    size = min(phase.batch or rows, rows)
+    per_epoch = max(1, rows // size)
+    seed = derive_seed(problem.seed, phase.name, "epoch", place // per_epoch)
+    start = (place % per_epoch) * size
+    return np.random.default_rng(seed).permutation(rows)[start : start + size]
 
 
 def weights_of(network: AdaptedNetwork, parts: Sequence[Part]) -> dict[str, Tensor]:
@@ -302,7 +295,7 @@ def _weights(
 ) -> dict[str, Tensor]:
     """Return what a checkpoint holds beside the state: weights, moments, and what the objective keeps."""
     parts: list[Part] = ["embedder", "head"]
-    parts += ["body"] if "body" in run.trains else []
+    parts += ["body"] if "body" in run.phase.trains else []
     tensors = {f"network.{name}": value for name, value in weights_of(network, parts).items()}
     for number, moments in optimiser.state_dict()["state"].items():
         for name, value in moments.items():

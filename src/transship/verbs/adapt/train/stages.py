@@ -86,19 +86,8 @@ def _phase(
     logged: Log | None,
     log_every: int,
 ) -> TrainingState:
-    rows = len(problem.train)
     trained = problem.network.train_only(phase.trains)
-    run = PhaseRun(
-        phase.name,
-        number,
-        phase.steps,
-        min(phase.batch or rows, rows),
-        phase.objective,
-        phase.trains,
-        [{"params": trained, "lr": phase.rate}],
-        torch.optim.Adam,
-        shared=phase.shared,
-    )
+    run = PhaseRun(phase, number, [{"params": trained, "lr": phase.rate}], torch.optim.Adam)
     selects = phase.select and logged is not None
     if selects and state.resumed is None:
         before = weights_of(problem.network, ["embedder"])
@@ -232,17 +221,13 @@ def stage_two(
     network.train_only(parts)
     steps, batch = settings.stage_two_steps(rows), settings.batch_rows(rows)
     run = PhaseRun(
-        "stage 2",
+        Phase("stage 2", steps, settings.learning_rate, batch, method.objective, parts),
         number,
-        steps,
-        batch,
-        method.objective,
-        parts,
         _groups(network, settings),
         partial(torch.optim.AdamW, weight_decay=settings.weight_decay),
-        accumulation=settings.accumulation,
-        schedule=partial(_schedule, steps, max(1, round(settings.warmup * steps))),
-        clip=settings.clip,
+        settings.accumulation,
+        partial(_schedule, steps, max(1, round(settings.warmup * steps))),
+        settings.clip,
     )
     epoch = max(1, rows // (batch * settings.accumulation))
     validated = partial(_validated, runtime, problem, settings, score, epoch)
