@@ -56,7 +56,7 @@ threading.Thread(target=watch, daemon=True).start()
 import torch
 torch.set_num_threads(1)
 from transship.verbs.translate import load_map
-from transship.verbs.translate.apply.moving import apply_map
+from transship.verbs.translate.apply import apply_map
 saved = load_map(sys.argv[1])
 start = time.process_time()
 for step in apply_map(saved, sys.argv[2], sys.argv[3]):

@@ -98,9 +98,9 @@ def _against_isotrieve() -> list[dict[str, Any]]:
 
     No document is scored by a map that saw it: the pairs' own rows come from five folds, on both sides.
     """
+    from transship.verbs.translate.fit.judgements import ndcg
     from transship.verbs.translate.fit.pairs import VectorPairs
-    from transship.verbs.translate.fit.quality import ndcg
-    from transship.verbs.translate.nearest import unit_rows
+    from transship.verbs.translate.maps.vectors import unit_rows
     from transship_suites.materials.embeddings import collection
 
     documents, queries, relevance = collection("scifact", WORDS)
@@ -131,7 +131,7 @@ def _against_isotrieve() -> list[dict[str, Any]]:
 
 def _ours(pairs: Any, rows: Any, chosen: Any) -> Any:
     """Return all rows by the map that `fit` chooses; the pairs' own rows by maps that did not see them."""
-    from transship.verbs.translate.fit.fitting import fit_pairs
+    from transship.verbs.translate.fit.api import fit_pairs
     from transship.verbs.translate.fit.quality import out_of_sample, restore_variance
 
     found = fit_pairs(pairs)

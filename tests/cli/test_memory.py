@@ -314,7 +314,7 @@ def test_less_memory_gives_smaller_batches_or_fewer_candidates_and_the_same_rows
     texts = ["translate", "embed", "--model", str(minilm), str(folder / "texts.parquet")]
     runner = CliRunner()
     runner.invoke(group, [*texts, str(roomy)], catch_exceptions=False)
-    from transship.verbs.translate.apply import embed as embedding
+    from transship.verbs.translate import embed as embedding
 
     seen: list[int] = []
     within = embedding.Encoder.within

@@ -136,7 +136,7 @@ def test_anchors_are_chosen_with_their_texts_and_the_ways_compared(stores: tuple
 def test_texts_are_embedded_with_their_ids_and_a_stopped_run_goes_on(
     minilm: Path, tmp_path: Path, monkeypatch
 ):
-    from transship.verbs.translate.apply import embed
+    from transship.verbs.translate import embed
 
     monkeypatch.setattr(embed, "PART_ROWS", 4)
     monkeypatch.setattr(embed.TextSource, "part_rows", 4)

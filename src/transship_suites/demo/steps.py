@@ -18,7 +18,7 @@ from transship.verbs.adapt import Recraft
 from transship.verbs.adapt.raw.fit import raw_baselines
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.translate import Ridge, Stitch
-from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.maps.vectors import unit_rows
 from transship.verbs.transport import transport
 from transship_suites.demo import models
 from transship_suites.demo.models import Digits, Images, leave_behind

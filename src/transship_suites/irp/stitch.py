@@ -21,7 +21,7 @@ from transship.verbs.translate import (
     scale_probe,
     stitching_matrix,
 )
-from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.maps.vectors import unit_rows
 from transship_suites.irp.declared import ALPHAS, CROSS, DEFAULT, DELTAS, METHODS, OMEGAS, SETTINGS
 from transship_suites.irp.features import encoded, hub_encoded, stitch_texts
 from transship_suites.materials.embeddings import vectors

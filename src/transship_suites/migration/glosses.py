@@ -11,7 +11,7 @@ from transship.verbs.translate import InverseRelativeProjection, KernelRidge, Pr
 from transship.verbs.translate.fit import quality
 from transship.verbs.translate.fit.anchors import choose_rows
 from transship.verbs.translate.fit.pairs import find_wrong_pairs
-from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
+from transship.verbs.translate.maps.vectors import neighbours, overlap, unit_rows
 from transship_suites.materials.embeddings import gloss_texts, latentis_recipe, vectors
 from transship_suites.runner import Case, Context, Measurement
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from transship.verbs.translate import InverseRelativeProjection, KernelRidge, Procrustes, Ridge, fuse, ndcg
 from transship.verbs.translate.fit.quality import folds, stretch, variance_axes
-from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
+from transship.verbs.translate.maps.vectors import neighbours, overlap, unit_rows
 from transship_suites.materials.embeddings import collection, latentis_recipe, vectors
 from transship_suites.runner import Case, Context, Measurement
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -17,24 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import store_helpers as helpers
 
 from transship.errors import DataError, LaunchError, MissingError, OptionError, OutputError
 from transship.numerics import MemoryBudget
-from transship.verbs.translate import Ridge, SavedMap, check_map, load_map, save_map
-from transship.verbs.translate.apply import embed
-from transship.verbs.translate.apply.moving import apply_map
-from transship.verbs.translate.engines import LocalEngine, choose_engine
-from transship.verbs.translate.ray_engine import RayEngine
-from transship.verbs.translate.stores import Stamp, open_sink, open_source, parquet_sink
+from transship.verbs.translate import Ridge, check_map, embed, load_map
+from transship.verbs.translate.apply import apply_map
+from transship.verbs.translate.engines import LocalEngine, RayEngine, choose_engine
+from transship.verbs.translate.stores import Stamp, open_sink, open_source, parquet
 from transship.verbs.translate.stores.files import INCOMPLETE
-from transship.verbs.translate.stores.parquet_sink import DEATHS
+from transship.verbs.translate.stores.parquet import DEATHS
 
-_SPEC = importlib.util.spec_from_file_location(
-    "engine_store_helpers", Path(__file__).with_name("store_helpers.py")
-)
-helpers = importlib.util.module_from_spec(_SPEC)
-sys.modules["engine_store_helpers"] = helpers
-_SPEC.loader.exec_module(helpers)
 # room for a dozen rows at a time
 SMALL = MemoryBudget(2800)
 
@@ -54,17 +46,9 @@ def cluster():
     ray.shutdown()
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> SavedMap:
-    x = helpers.make_rows(200, 6, seed=7)
-    y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
-    about = {"source": "old", "target": "new", "unit_target": True, "quality": {"recall": 0.5}}
-    return save_map(Ridge().fit(x, y), tmp_path / "map", about)
-
-
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(parquet_sink, "PART_ROWS", 20)
+    monkeypatch.setattr(parquet, "PART_ROWS", 20)
     monkeypatch.setattr(embed, "PART_ROWS", 4)
     monkeypatch.setattr(embed.TextSource, "part_rows", 4)
 
@@ -113,7 +97,7 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "dies.py").write_text(
         "import multiprocessing, os, signal\n"
-        "from transship.verbs.translate.apply.moving import translate_part\n"
+        "from transship.verbs.translate.apply import translate_part\n"
         "def work(shared, part):\n"
         "    if multiprocessing.parent_process() is not None:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -122,7 +106,7 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
     monkeypatch.syspath_prepend(tmp_path / "code")
     import dies
 
-    from transship.verbs.translate.apply import moving
+    from transship.verbs.translate import apply as moving
 
     two = LocalEngine(2)
     with monkeypatch.context() as patch:
@@ -137,7 +121,7 @@ def test_two_processes_give_what_one_gives_and_a_dead_one_costs_nothing(saved, t
 
 
 def test_processes_started_beforehand_serve_several_runs_and_end_with_their_block():
-    with LocalEngine(3, "transship.verbs.translate.apply.moving") as engine:
+    with LocalEngine(3, "transship.verbs.translate.apply") as engine:
         begun = [worker.pid for worker in engine.workers]
         first = dict(engine.run(divmod, 7, [1, 2, 3, 4, 5]))
         second = dict(engine.run(pow, 2, [3, 4]))
@@ -247,7 +231,7 @@ def test_a_part_over_which_worker_after_worker_dies_is_given_up(saved, tmp_path:
     sink = open_sink(str(tmp_path / "out.parquet"), source, Stamp("new"), width=5)
     for number in range(DEATHS):
         (tmp_path / ".out.parquet.partial" / f"{20:012d}.{number}.draft").touch()
-    from transship.verbs.translate.apply.moving import PartWork, translate_part
+    from transship.verbs.translate.apply import PartWork, translate_part
 
     work, parts = PartWork(saved, source, sink.writer, 12), sink.missing()
     assert translate_part(work, parts[0]) == 20
@@ -285,7 +269,7 @@ def test_a_remote_folder_that_is_still_arriving_is_refused_and_finished_later(
     saved, remote: str, tmp_path: Path, monkeypatch
 ):
     source = helpers.build("folder", tmp_path / "in", helpers.make_rows())
-    from transship.verbs.translate.stores.parquet_sink import ParquetSink
+    from transship.verbs.translate.stores.parquet import ParquetSink
 
     assemble, made = ParquetSink._assemble, []
 
@@ -387,7 +371,7 @@ def test_a_worker_that_cannot_write_is_one_sentence(cluster, saved, tmp_path: Pa
     sink = open_sink(str(tmp_path / "out.parquet"), source, Stamp("new"), width=5)
     parts = sink.missing()
     shutil.rmtree(tmp_path / ".out.parquet.partial")
-    from transship.verbs.translate.apply.moving import PartWork, translate_part
+    from transship.verbs.translate.apply import PartWork, translate_part
 
     work = PartWork(saved, source, sink.writer, 12)
     with pytest.raises(

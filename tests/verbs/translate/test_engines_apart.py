@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -16,19 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import store_helpers as helpers
 
-from transship.verbs.translate import Ridge, SavedMap, check_map, save_map
-from transship.verbs.translate.apply import embed
-from transship.verbs.translate.engines import LocalEngine
+from transship.verbs.translate import Ridge, SavedMap, check_map, embed, save_map
+from transship.verbs.translate.engines import LocalEngine, RayEngine
 from transship.verbs.translate.fit import pairs
-from transship.verbs.translate.ray_engine import RayEngine
 
-_SPEC = importlib.util.spec_from_file_location(
-    "apart_store_helpers", Path(__file__).with_name("store_helpers.py")
-)
-helpers = importlib.util.module_from_spec(_SPEC)
-sys.modules["apart_store_helpers"] = helpers
-_SPEC.loader.exec_module(helpers)
 ROWS = 200
 
 
@@ -53,7 +45,7 @@ def stores(tmp_path: Path) -> tuple[SavedMap, str, str]:
     """A map, and two stores that share most ids, in different orders and in many parts."""
     x = helpers.make_rows(ROWS, 6, seed=7)
     y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
-    saved = save_map(Ridge().fit(x, y), tmp_path / "map", {"source": "old", "target": "new"})
+    saved = save_map(Ridge(alpha=0.01).fit(x, y), tmp_path / "map", {"source": "old", "target": "new"})
     order = np.random.default_rng(2).permutation(ROWS)[:150]
     for name, rows, ids in (("old", x, np.arange(ROWS)), ("new", y[order], order)):
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])

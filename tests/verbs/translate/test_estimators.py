@@ -28,7 +28,7 @@ from transship.verbs.translate import (
     RelativeRepresentation,
     Ridge,
 )
-from transship.verbs.translate.nearest import neighbours
+from transship.verbs.translate.maps.vectors import neighbours
 
 NAMES = [name for name in method_names("translate") if name != "relative"]
 

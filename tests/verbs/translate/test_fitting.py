@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import store_helpers as helpers
 
 from transship.errors import DataError, NumericalError, OptionError
 from transship.verbs.translate import (
@@ -23,27 +22,18 @@ from transship.verbs.translate import (
     find_wrong_pairs,
     fit_map,
     fit_pairs,
-    fuse,
     load_map,
     measure,
-    ndcg,
     neighbours,
     out_of_sample,
     restore_variance,
 )
-from transship.verbs.translate.fit.advice import advise
 from transship.verbs.translate.fit.anchors import compare_ways
+from transship.verbs.translate.fit.api import advise
 from transship.verbs.translate.fit.pairs import read_pairs
 from transship.verbs.translate.fit.quality import MapQuality, map_thresholds
-from transship.verbs.translate.fit.trials import MapTrial, choose
+from transship.verbs.translate.fit.steps import MapTrial, choose
 from transship.verbs.translate.stores import open_source, qdrant
-
-_SPEC = importlib.util.spec_from_file_location(
-    "fitting_store_helpers", Path(__file__).with_name("store_helpers.py")
-)
-helpers = importlib.util.module_from_spec(_SPEC)
-sys.modules["fitting_store_helpers"] = helpers
-_SPEC.loader.exec_module(helpers)
 
 
 def spaces(count: int = 700, seed: int = 0, old: int = 24, new: int = 20):
@@ -108,7 +98,7 @@ def test_stores_are_joined_by_id_whatever_their_order_and_size(tmp_path: Path):
         ("few", "only 20 ids occur on both sides"),
         ("twice", "the id '7' occurs more than once"),
         ("nan", "vectors hold NaN or infinity, the first is id 5"),
-        ("zero", "1 of 100 vectors are all zero, the first has id 5"),
+        ("zero", "1 of 100 vectors are all zero, the first is id 5"),
     ],
 )
 def test_pairs_that_cannot_be_used_are_one_sentence(change: str, message: str, tmp_path: Path):
@@ -271,21 +261,6 @@ def test_measures_agree_with_the_obvious_loops():
         (found.recall, found.twin_recall), (np.mean(shares), np.mean(twins)), atol=1e-9
     )
     np.testing.assert_allclose(found.cosine, (moved * new).sum(1).mean(), atol=1e-6)
-
-
-def test_ndcg_agrees_with_scikit_learn():
-    from sklearn.metrics import ndcg_score
-
-    rng = np.random.default_rng(0)
-    scores, grades = rng.normal(size=(7, 30)), rng.integers(0, 3, size=(7, 30))
-    relevance = {q: {d: float(g) for d, g in enumerate(row) if g} for q, row in enumerate(grades)}
-    np.testing.assert_allclose(ndcg(scores, relevance, 10), ndcg_score(grades, scores, k=10))
-
-
-def test_fused_scores_do_not_depend_on_the_scale_of_either():
-    rng = np.random.default_rng(0)
-    first, second = rng.normal(size=(4, 50)), rng.normal(size=(4, 50))
-    np.testing.assert_allclose(fuse(first, second), fuse(5 * first + 3, 0.1 * second), atol=1e-12)
 
 
 def test_judgements_give_ndcg_of_native_old_translated_and_fused_rows():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,16 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import store_helpers as helpers
 
 from transship.verbs.translate import Ridge, save_map
 from transship.verbs.translate.stores import open_source, qdrant
-
-_SPEC = importlib.util.spec_from_file_location(
-    "kill_store_helpers", Path(__file__).with_name("store_helpers.py")
-)
-helpers = importlib.util.module_from_spec(_SPEC)
-sys.modules["kill_store_helpers"] = helpers
-_SPEC.loader.exec_module(helpers)
 
 # Imports everything once, then forks a child per attempt, so that the kills fall into the work itself.
 # SIGALRM without a handler ends a process as SIGKILL does: at once, wherever it is, with no cleaning up.
@@ -27,10 +20,10 @@ DRIVER = """
 import json, os, random, signal, sys, time
 import faiss, lancedb, numpy, pyarrow.parquet, qdrant_client, torch
 from transship.verbs.translate import LazyIndex, load_map
-from transship.verbs.translate.apply import moving
-from transship.verbs.translate.apply.moving import apply_map
-from transship.verbs.translate.stores import parquet_sink, faiss_file, lance, qdrant
-parquet_sink.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT, moving.ROWS = 12, 12, 8, 13
+from transship.verbs.translate import apply as moving
+from transship.verbs.translate.apply import apply_map
+from transship.verbs.translate.stores import parquet, faiss_file, lance, qdrant
+parquet.PART_ROWS, lance.COMMIT_ROWS, qdrant.UPSERT, moving.ROWS = 12, 12, 8, 13
 
 def apply(job, target, name):
     for step in apply_map(saved, job["source"], target):
@@ -106,7 +99,7 @@ def _run(driver, **job) -> list[str]:
 def _map(folder: Path):
     x = helpers.make_rows(200, 6, seed=7)
     y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
-    return save_map(Ridge().fit(x, y), folder, {"unit_target": True})
+    return save_map(Ridge(alpha=0.01).fit(x, y), folder, {"unit_target": True})
 
 
 @pytest.mark.slow

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import store_helpers as helpers
 
 from transship.errors import DataError, OptionError
 from transship.verbs.translate import KernelRidge, LazyIndex, Ridge, restore_variance
-from transship.verbs.translate.nearest import neighbours, overlap
+from transship.verbs.translate.maps.vectors import neighbours, overlap
 from transship.verbs.translate.stores import open_source, qdrant
-
-_SPEC = importlib.util.spec_from_file_location(
-    "lazy_store_helpers", Path(__file__).with_name("store_helpers.py")
-)
-helpers = importlib.util.module_from_spec(_SPEC)
-sys.modules["lazy_store_helpers"] = helpers
-_SPEC.loader.exec_module(helpers)
 
 
 def unit(rows):
@@ -60,12 +52,6 @@ class World:
 @pytest.fixture
 def world() -> World:
     return World()
-
-
-@pytest.fixture(autouse=True)
-def closed_clients():
-    yield
-    qdrant.close_clients()
 
 
 @pytest.mark.parametrize("kind", ["parquet", "npy", "lance", "qdrant", "faiss"])
@@ -219,6 +205,28 @@ def test_fused_scores_rank_all_rows(world: World):
     hits = index.fused(world.queries[0], world.old_queries[0], 10)
     assert len({hit.id for hit in hits}) == 10
     assert hits[0].score >= hits[-1].score
+
+
+def test_fused_scores_translate_every_row_once(world: World):
+    asked: list[int] = []
+
+    class Counted(Ridge):
+        def transform(self, X):  # noqa: N803 - scikit-learn's name
+            asked.append(len(X))
+            return super().transform(X)
+
+    index = LazyIndex((world.ids, world.old), Counted().fit(world.old[:300], world.new[:300]))
+    first = index.fused(world.queries[0], world.old_queries[0], 5)
+    index.fused(world.queries[1], world.old_queries[1], 5)
+    assert sum(asked) == len(world.ids)
+    again = index.fused(world.queries[0], world.old_queries[0], 5)
+    assert [hit.id for hit in again] == [hit.id for hit in first]
+
+
+def test_an_index_says_what_it_is(world: World):
+    index = LazyIndex((world.ids, world.old), world.fitted, embed=world.embed, texts=world.texts)
+    index.move(world.ids[:100])
+    assert repr(index) == "LazyIndex(ArrayIndex, 400 rows, 25% moved, translator=Ridge, embed=a function)"
 
 
 def test_what_is_missing_is_said(world: World):

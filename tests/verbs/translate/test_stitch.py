@@ -18,7 +18,10 @@ from transship.verbs.translate import (
     scale_probe,
     stitching_matrix,
 )
-from transship.verbs.translate.stitch import norms, rescaled
+from transship.verbs.translate.stitch import rescaled
+
+# the views are rotated and cut, so that the least λ is the best, which ridge warns of
+pytestmark = pytest.mark.filterwarnings("ignore:ridge_loo")
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +115,3 @@ def test_a_relu_network_without_biases_is_scale_invariant_and_a_cosine_one_is_no
     assert results["relu"].accuracy.min() > 0.9
     assert results["cosine"].accuracy.min() < results["relu"].accuracy.min() - 0.1
     assert results["cosine"].baseline > 0.8
-
-
-def test_lengths_of_unit_rows_have_no_spread():
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(500, 40))
-    found = norms({"free": rows, "unit": rows / np.linalg.norm(rows, axis=1, keepdims=True)})
-    assert found["unit"]["sd"] < 1e-12
-    np.testing.assert_allclose(found["free"]["mean"], np.linalg.norm(rows, axis=1).mean())
-    assert abs(found["free"]["skew"]) < 0.5

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,37 +10,20 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
+import store_helpers as helpers
 
 from transship.errors import DataError, MissingError, OutputError
 from transship.verbs.translate import Ridge, save_map
-from transship.verbs.translate.apply.moving import apply_map, plan_apply
-from transship.verbs.translate.stores import Columns, Stamp, open_source, parquet_sink, place, qdrant
+from transship.verbs.translate.apply import apply_map, plan_apply
+from transship.verbs.translate.stores import Columns, Stamp, open_source, parquet, place, qdrant
 
-_SPEC = importlib.util.spec_from_file_location("store_helpers", Path(__file__).with_name("store_helpers.py"))
-helpers = importlib.util.module_from_spec(_SPEC)
-sys.modules["store_helpers"] = helpers
-_SPEC.loader.exec_module(helpers)
 COUNT = helpers.COUNT
 # room for a dozen rows at a time
 
 
-@pytest.fixture
-def saved(tmp_path: Path):
-    x = helpers.make_rows(200, 6, seed=7)
-    y = x @ np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
-    about = {"source": "old", "target": "new", "unit_target": True, "quality": {"recall": 0.5}}
-    return save_map(Ridge().fit(x, y), tmp_path / "map", about)
-
-
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("transship.verbs.translate.apply.moving.ROWS", 13)
-
-
-@pytest.fixture(autouse=True)
-def closed_clients():
-    yield
-    qdrant.close_clients()
+    monkeypatch.setattr("transship.verbs.translate.apply.ROWS", 13)
 
 
 def run(saved, source: str, out: str, **options) -> list:
@@ -149,7 +130,7 @@ def test_a_lance_table_killed_before_its_first_commit_starts_anew(saved, tmp_pat
 def test_a_run_that_stopped_goes_on_and_gives_the_same_rows(
     kind: str, stop: int, saved, tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr(parquet_sink, "PART_ROWS", 12)
+    monkeypatch.setattr(parquet, "PART_ROWS", 12)
     from transship.verbs.translate.stores import lance
 
     monkeypatch.setattr(lance, "COMMIT_ROWS", 12)
@@ -210,7 +191,7 @@ def test_a_finished_qdrant_collection_leaves_nothing_to_do_and_a_foreign_one_is_
 def test_leftovers_of_another_map_are_not_continued(kind: str, saved, tmp_path: Path, monkeypatch):
     from transship.verbs.translate.stores import lance
 
-    monkeypatch.setattr(parquet_sink, "PART_ROWS", 12)
+    monkeypatch.setattr(parquet, "PART_ROWS", 12)
     monkeypatch.setattr(lance, "COMMIT_ROWS", 12)
     source = helpers.build(kind, tmp_path / "in", helpers.make_rows())
     out = helpers.target(kind, tmp_path)
@@ -257,7 +238,7 @@ def test_rows_of_another_model_are_refused(saved, tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["parquet", "npy", "faiss", "folder"])
 def test_a_store_that_disappears_says_where_to_go_on(kind: str, saved, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(parquet_sink, "PART_ROWS", 12)
+    monkeypatch.setattr(parquet, "PART_ROWS", 12)
     rows = helpers.make_rows()
     source = helpers.build(kind, tmp_path / "in", rows)
     steps = apply_map(saved, source, helpers.target(kind, tmp_path))

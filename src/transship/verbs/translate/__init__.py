@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 from transship.doors import door
 
 if TYPE_CHECKING:
-    from transship.verbs.translate.apply.embed import embed_texts
-    from transship.verbs.translate.apply.moving import apply_map, plan_apply
-    from transship.verbs.translate.artifact import SavedMap, load_map, read_document, save_map
-    from transship.verbs.translate.engines import LocalEngine, choose_engine
+    from transship.verbs.translate.apply import apply_map, plan_apply
+    from transship.verbs.translate.embed import embed_texts
+    from transship.verbs.translate.engines import LocalEngine, RayEngine, choose_engine
     from transship.verbs.translate.fit.anchors import choose_anchors, choose_rows
-    from transship.verbs.translate.fit.api import JudgedFiles, check_map, fit_map
-    from transship.verbs.translate.fit.fitting import fit_pairs
-    from transship.verbs.translate.fit.judgements import Judgements, fuse, ndcg
+    from transship.verbs.translate.fit.api import check_map, fit_map, fit_pairs
+    from transship.verbs.translate.fit.judgements import Judgements, ndcg
     from transship.verbs.translate.fit.pairs import VectorPairs, find_wrong_pairs
     from transship.verbs.translate.fit.quality import measure, out_of_sample, restore_variance
-    from transship.verbs.translate.fit.trials import FitSettings
-    from transship.verbs.translate.lazy.index import LazyIndex
+    from transship.verbs.translate.lazy import LazyIndex
     from transship.verbs.translate.maps.base import Translator
+    from transship.verbs.translate.maps.saved import SavedMap, load_map, read_document, save_map
+    from transship.verbs.translate.maps.vectors import fuse, neighbours, overlap, unit_rows
     from transship.verbs.translate.maps.wire import Agreement, Half, Wire
     from transship.verbs.translate.methods.affine import Affine
     from transship.verbs.translate.methods.cca import CCA
@@ -32,10 +31,9 @@ if TYPE_CHECKING:
     from transship.verbs.translate.methods.procrustes import Procrustes
     from transship.verbs.translate.methods.relative import RelativeRepresentation
     from transship.verbs.translate.methods.ridge import Ridge
-    from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
-    from transship.verbs.translate.ray_engine import RayEngine
+    from transship.verbs.translate.settings import Columns, FitSettings, JudgedFiles
     from transship.verbs.translate.stitch import Stitch, Stitching, scale_probe, stitching_matrix
-    from transship.verbs.translate.stores import Columns, open_source
+    from transship.verbs.translate.stores import open_source
 else:
     __getattr__, __dir__ = door(__name__)
 

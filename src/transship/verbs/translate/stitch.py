@@ -12,7 +12,7 @@ import numpy as np
 from transship.errors import DataError, MatchError
 from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
-from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.maps.vectors import unit_rows
 
 
 class Stitch:
@@ -166,31 +166,6 @@ def rescaled(model: Any, layer: str, factor: float) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def norms(vectors: Mapping[str, Array]) -> dict[str, dict[str, float]]:
-    """Return the distribution of lengths per encoder (Fig. 5): mean, sd, quartiles, extremes, skewness."""
-    lengths = {}
-    for name, rows in vectors.items():
-        length = np.linalg.norm(np.asarray(rows, dtype=np.float64), axis=1)
-        spread = float(length.std())
-        skew = (
-            float(((length - length.mean()) ** 3).mean() / spread**3)
-            if spread > 1e-12 * length.mean()
-            else 0.0
-        )
-        low, middle, high = np.quantile(length, [0.25, 0.5, 0.75])
-        lengths[name] = {
-            "mean": float(length.mean()),
-            "sd": spread,
-            "quarter": float(low),
-            "median": float(middle),
-            "three_quarters": float(high),
-            "least": float(length.min()),
-            "most": float(length.max()),
-            "skew": skew,
-        }
-    return lengths
 
 
 def _with_scale(model: Any, layer: str, factor: float, evaluate: Callable[[Any], float]) -> float:

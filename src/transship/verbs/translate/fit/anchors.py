@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,36 +16,35 @@ from transship.atomic import atomic_file, check_target
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget, derive_seed
 from transship.types import Array
-from transship.verbs.translate.fit.needs import POOL, choosing_bytes
 from transship.verbs.translate.fit.pairs import BATCH, VectorPairs, read_pairs
 from transship.verbs.translate.fit.quality import measure as measure_rows
-from transship.verbs.translate.fit.trials import reference_map
-from transship.verbs.translate.maps.anchoring import Indices
-from transship.verbs.translate.stores import Columns, VectorSource, open_source
-from transship.verbs.translate.vectors import plain_id, to_tensor, unit
+from transship.verbs.translate.fit.steps import POOL, choosing_bytes, reference_map
+from transship.verbs.translate.maps.base import to_tensor, unit
+from transship.verbs.translate.maps.vectors import Indices, plain_id
+from transship.verbs.translate.settings import AnchorSettings, Columns, Way
+from transship.verbs.translate.stores import VectorSource, open_source
 
-Way = Literal["random", "farthest", "kmeans"]
-WAYS: tuple[Way, ...] = ("random", "farthest", "kmeans")
+WAYS: tuple[Way, ...] = get_args(Way)
 
 
 def choose_anchors(
     old: str,
     target: str,
     *,
-    count: int,
-    way: Way = "random",
-    measure: str | None = None,
     columns: Columns | None = None,
-    seed: int = 0,
     force: bool = False,
     memory: MemoryBudget | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Write the ids (and texts, where the store has them) of `count` rows of `old` to a Parquet file.
 
     The store is streamed: only the rows that a way looks at are kept, and written are those it chose. With
     `measure`, a store of the new model's vectors, the three ways are compared by the held-out recall of the
     reference map fitted on what each chose. What `memory` does not hold is refused before anything is read.
+    `settings` are the fields of `AnchorSettings`.
     """
+    asked = AnchorSettings(**settings)
+    count, way, measure, seed = asked.count, asked.way, asked.measure, asked.seed
     check_target(target, force=force)
     source = open_source(old, columns)
     new = None if measure is None else open_source(measure, columns)
@@ -130,7 +129,7 @@ def choose_rows(vectors: Any, count: int, *, way: Way = "random", seed: int = 0,
 
 def candidate_rows(total: int, count: int, *, way: Way, seed: int = 0, pool: int = POOL) -> Indices:
     """Return the sorted row numbers that a way looks at: a random draw, for `random` the choice itself."""
-    if way not in ("random", "farthest", "kmeans"):
+    if way not in WAYS:
         raise OptionError(f"there is no way '{way}'", where="--way", fix="choose random, farthest or kmeans")
     if not 1 <= count <= total:
         raise DataError(f"{count} anchors of {total} rows", where="--count", fix=f"ask for 1 to {total}")

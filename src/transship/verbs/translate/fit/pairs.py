@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +12,11 @@ from transship.errors import DataError
 from transship.numerics import chunks, derive_seed
 from transship.types import Array
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.maps.vectors import check_rows, plain_id, unit_rows
+from transship.verbs.translate.settings import FEWEST, Direction
 from transship.verbs.translate.stores import RowBatch, VectorSource
 from transship.verbs.translate.stores.protocol import SplitSource
-from transship.verbs.translate.vectors import check_finite, check_zero, plain_id
 
-# fewer pairs than this determine no map worth its name
-FEWEST = 50
 # a row whose own partner ranks beyond this share of all partners, and beyond this number of them, is taken
 # for a wrong pair: a map of some 100 pairs is so weak that right partners rank 5th to 25th
 RANK_SHARE, RANK_LEAST = 0.05, 25
@@ -52,7 +50,15 @@ class VectorPairs:
         """Return some of the pairs."""
         return VectorPairs([self.ids[i] for i in index], self.old[index], self.new[index])
 
-    def sides(self, direction: Literal["index", "query"]) -> tuple[Array, Array]:
+    def draw(self, most: int | None, seed: int) -> VectorPairs:
+        """Return at most so many pairs, drawn by seed, in their order."""
+        if most is None or most >= len(self):
+            return self
+        rng = np.random.default_rng(derive_seed(seed, "pairs"))
+        drawn = self.take(np.sort(rng.choice(len(self), most, replace=False)))
+        return replace(drawn, only_old=self.only_old, only_new=self.only_new)
+
+    def sides(self, direction: Direction) -> tuple[Array, Array]:
         """Return the rows to map and what they should become."""
         return (self.old, self.new) if direction == "index" else (self.new, self.old)
 
@@ -100,14 +106,9 @@ def read_pairs(
     sides = {id(small): first[order[back]], id(large): second[back]}
     ids = [second_ids[i] for i in back]
     pairs = VectorPairs(ids, sides[id(old)], sides[id(new)], old.rows - len(ids), new.rows - len(ids))
-    for check in (check_finite, check_zero):
-        check(pairs.old, old.place.text, ids)
-        check(pairs.new, new.place.text, ids)
-    if most is not None and most < len(pairs):
-        rng = np.random.default_rng(derive_seed(seed, "pairs"))
-        drawn = pairs.take(np.sort(rng.choice(len(pairs), most, replace=False)))
-        return replace(drawn, only_old=pairs.only_old, only_new=pairs.only_new)
-    return pairs
+    check_rows(pairs.old, old.place.text, ids)
+    check_rows(pairs.new, new.place.text, ids)
+    return pairs.draw(most, seed)
 
 
 def reading_bytes(old: VectorSource, new: VectorSource) -> int:

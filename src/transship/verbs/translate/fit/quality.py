@@ -1,4 +1,4 @@
-"""How good a map is: forecasts of rows it never saw, thresholds, variance, fusion of scores."""
+"""How good a map is: forecasts of rows it never saw, thresholds, variance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transship.errors import DataError
 from transship.numerics import derive_seed
 from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
-from transship.verbs.translate.nearest import neighbours, overlap, unit_rows
+from transship.verbs.translate.maps.vectors import neighbours, overlap, unit_rows
 
 FOLDS = 10
 # rows that rankings are measured on; more would only narrow the spread

@@ -24,13 +24,131 @@ from transship.report import (
     library_versions,
 )
 from transship.types import Array
-from transship.verbs.translate.artifact import SavedMap
-from transship.verbs.translate.fit.fitting import MapFit
-from transship.verbs.translate.fit.trials import MapTrial
-from transship.verbs.translate.nearest import neighbours, unit_rows
+from transship.verbs.translate.fit.pairs import Pairing, VectorPairs
+from transship.verbs.translate.fit.quality import MapQuality
+from transship.verbs.translate.fit.steps import MapTrial
+from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.maps.saved import SavedMap
+from transship.verbs.translate.maps.vectors import neighbours, unit_rows
+from transship.verbs.translate.settings import Direction
 
 # points of a projection, rows of a distribution: what a browser draws at once
 POINTS = 400
+
+
+@dataclass(frozen=True)
+class QuerySide:
+    """A query map (new → old) with and without the target's mean: recall against the old and new model."""
+
+    with_mean: tuple[float, float]
+    without_mean: tuple[float, float]
+
+    @property
+    def keep_mean(self) -> bool:
+        """Whether the mean helps to imitate the new model on the old index."""
+        return self.with_mean[1] >= self.without_mean[1]
+
+
+@dataclass(frozen=True)
+class MapFit:
+    """What came out of fitting: the map, why this one, and every figure to see before using it.
+
+    Attributes:
+        chosen: the trial that won; its map was fitted without the pairs `held`.
+        translator: the map, fitted on all pairs.
+        why: the reason for the choice.
+        trials: every map that was tried.
+        left_out: maps that were not, each as one sentence.
+        old_alone: recall of the untouched old index.
+        pairing: which pairs look wrong.
+        thresholds: score of the old space, score of the new one that is as selective.
+        advice: what to do with the map.
+        direction: of the map.
+        pairs: their number.
+        held: those that were set aside.
+        suspects: ids of pairs that do not seem to belong together, with the rank of their partner.
+        query_side: of a map for queries.
+        ndcg_native: with judgements, of rows of the new model.
+        ndcg_old: with judgements, of rows of the old model.
+        judged_over: with judgements, the rows that were searched.
+        curve: method, number of pairs, recall.
+    """
+
+    chosen: MapTrial
+    translator: Translator
+    why: str
+    trials: Sequence[MapTrial]
+    left_out: Sequence[str]
+    old_alone: float
+    pairing: Pairing
+    thresholds: Sequence[tuple[float, float]]
+    advice: Sequence[str]
+    direction: Direction
+    pairs: int
+    held: VectorPairs
+    suspects: Sequence[tuple[str, int]] = ()
+    query_side: QuerySide | None = None
+    ndcg_native: float | None = None
+    ndcg_old: float | None = None
+    judged_over: str = ""
+    curve: Sequence[tuple[str, int, float]] = ()
+
+    def quality(self) -> dict[str, Any]:
+        """Return what the map's file carries."""
+        return {
+            "forecast": self.chosen.forecast.to_dict(),
+            "held_out": self.chosen.held_out.to_dict(),
+            "old_alone": self.old_alone,
+            "pairs": self.pairs,
+            "wrong_pairs": self.pairing.share,
+            "kind": "document to document",
+        }
+
+
+@dataclass(frozen=True)
+class MapCheck:
+    """A map measured on pairs.
+
+    Attributes:
+        quality: of the map.
+        old_alone: recall of the untouched old index.
+        pairs: how many were measured.
+        known: of these, pairs that the map was fitted on.
+        left_out: pairs that the map was fitted on and that were not measured.
+        forecast: the recall that its fit expected of rows it had not seen.
+    """
+
+    quality: MapQuality
+    old_alone: float
+    pairs: int
+    known: int = 0
+    left_out: int = 0
+    forecast: float | None = None
+
+    def page(self) -> Page:
+        """Return what `transship translate check` says."""
+        quality = self.quality
+        counts = {"pairs": self.pairs, "known": self.known, "left_out": self.left_out}
+        facts = {**quality.to_dict(), "old_alone": self.old_alone, **counts}
+        figures = [
+            KeyFigure(
+                f"recall@{quality.k}", f"{quality.recall:.3f}", f"old index alone {self.old_alone:.3f}"
+            ),
+            KeyFigure("own row found", f"{quality.twin_recall:.3f}"),
+            KeyFigure("cosine", f"{quality.cosine:.3f}"),
+        ]
+        blocks: list[Block] = [Facts(facts, shown=False), KeyFigures(figures)]
+        if self.known:
+            expected = f" The fit's forecast for other rows is {self.forecast:.3f}." if self.forecast else ""
+            warning = f"The map was fitted on {self.known:,} of these pairs, so it looks better than it is."
+            blocks.append(
+                Text(f"{warning}{expected} Measure it on texts that it has not seen.", tone="warning")
+            )
+        if self.left_out:
+            blocks.append(
+                Text(f"{self.left_out:,} pairs that the map was fitted on are left out.", tone="note")
+            )
+        return Page("", f"on {self.pairs:,} pairs, document to document:", [Section("", blocks)])
 
 
 @dataclass(frozen=True)
@@ -52,7 +170,7 @@ class FittedMap:
             "direction": fit.direction,
             "candidates": [_trial(trial) for trial in fit.trials],
             "old_alone": fit.old_alone,
-            "ndcg": {"native": fit.ndcg_native, "old": fit.ndcg_old},
+            "ndcg": {"native": fit.ndcg_native, "old": fit.ndcg_old, "over": fit.judged_over},
             "wrong_pairs": [name for name, _ in fit.suspects[:20]],
             "thresholds": [list(pair) for pair in fit.thresholds],
             "query_side": None if fit.query_side is None else asdict(fit.query_side),
@@ -133,7 +251,7 @@ def _key_figures(fit: MapFit) -> KeyFigures:
 
 
 def _methods(fit: MapFit) -> Table:
-    judged = fit.ndcg_native is not None
+    judged = bool(fit.judged_over)
     names = ["forecast recall", "held-out recall", "forecast cosine", "own row found"]
     heads = [Column(name, 3, "max" if name.endswith("recall") else None) for name in names]
     columns: list[str | Column] = [
@@ -154,7 +272,8 @@ def _methods(fit: MapFit) -> Table:
     return Table(
         [*columns, Column("CPU seconds", 2)],
         [row if judged else [*row[:5], row[7]] for row in rows],
-        "Every method on rows that it did not see; a forecast leaves out one row at a time, or folds.",
+        "Every method on rows that it did not see; a forecast leaves out one row at a time, or folds."
+        + (f" nDCG@{fit.chosen.forecast.k} over {fit.judged_over}." if judged else ""),
     )
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from transship.numerics import derive_seed
-from transship.verbs.translate.vectors import unit
-
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+from transship.verbs.translate.maps.base import unit
+from transship.verbs.translate.maps.vectors import Indices
 
 # eigenvalues of a Gram matrix below this share of the largest count as zero: centring by the anchors' own
 # mean makes their rows dependent, and float64 leaves that zero at some 1e-16 times the number of rows

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,8 @@ from torch import Tensor
 from transship.errors import DataError
 from transship.geometry.maps import read_arrays, write_arrays
 from transship.types import Array
-from transship.verbs.translate.vectors import anchors_hash, like, to_tensor, unit, working
+from transship.verbs.translate.maps.base import like, to_tensor, unit, working
+from transship.verbs.translate.maps.vectors import anchors_hash
 
 FORMAT, VERSION = "transship.wire", 1
 
@@ -55,7 +56,7 @@ class Agreement:
 
     def signature(self) -> str:
         """Return the hash that every file made under this agreement carries."""
-        return hashlib.sha256(json.dumps(self._plain(), sort_keys=True).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:32]
 
     def check_ids(self, ids: Sequence[Any], where: str) -> None:
         """Refuse anchors other than the agreed ones, or in another order."""
@@ -68,9 +69,8 @@ class Agreement:
 
     def save(self, path: str | Path) -> None:
         """Write the agreement as JSON."""
-        Path(path).write_text(
-            json.dumps({"format": "transship.agreement", **self._plain()}), encoding="utf-8"
-        )
+        document = {"format": "transship.agreement", **self.to_dict()}
+        Path(path).write_text(json.dumps(document), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Agreement:
@@ -79,21 +79,20 @@ class Agreement:
             plain = json.loads(Path(path).read_text(encoding="utf-8"))
             if plain.pop("format") != "transship.agreement":
                 raise KeyError("format")
-            plain["lists"] = tuple(map(tuple, plain["lists"]))
-            return cls(**plain)
+            return cls.from_dict(plain)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 "is not a complete agreement", where=str(path), fix="write it again with Agreement.save"
             ) from error
 
-    def _plain(self) -> dict[str, Any]:
-        return {
-            "method": self.method,
-            "parameters": dict(self.parameters),
-            "anchors": self.anchors,
-            "count": self.count,
-            "lists": [list(map(int, indices)) for indices in self.lists],
-        }
+    def to_dict(self) -> dict[str, Any]:
+        """Return the agreement as JSON holds it."""
+        return asdict(self) | {"lists": [list(map(int, indices)) for indices in self.lists]}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Agreement:
+        """Return what `to_dict` gave."""
+        return cls(**{**plain, "lists": tuple(map(tuple, plain["lists"]))})
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,12 @@ class Half:
     agreement: Agreement
     arrays: Mapping[str, Array]
     unit_rows: bool = False
-    gamma: float | None = field(default=None)
+    gamma: float | None = None
 
     def encode(self, rows: Any) -> Wire:
         """Return what travels for rows [rows, source]."""
         self._must_be("encoder")
-        tensor = working(to_tensor(rows))
-        self._check_width(tensor, self.arrays["mean"].shape[0])
+        tensor = self._checked(rows, self.arrays["mean"].shape[0])
         centred = tensor - self._tensor("mean", tensor)
         if self.gamma is not None:
             features = rbf(centred, self._tensor("landmarks", tensor), self.gamma)
@@ -155,8 +153,7 @@ class Half:
                 where="decode",
                 fix="fit encoder and decoder on the same anchors, method and parameters",
             )
-        tensor = working(to_tensor(wire.values))
-        self._check_width(tensor, self.arrays["matrix"].shape[0])
+        tensor = self._checked(wire.values, self.arrays["matrix"].shape[0])
         return like(tensor @ self._tensor("matrix", tensor) + self._tensor("mean", tensor), wire.values)
 
     def leave_one_out(self, wire: Wire) -> Any:
@@ -181,7 +178,7 @@ class Half:
     def save(self, path: str | Path) -> None:
         """Write one safetensors file; the agreement travels in its header."""
         about = {"format": f"{FORMAT}.{self.role}", "version": str(VERSION)}
-        about["agreement"] = json.dumps(self.agreement._plain())
+        about["agreement"] = json.dumps(self.agreement.to_dict())
         about["unit_rows"] = json.dumps(self.unit_rows)
         about["gamma"] = json.dumps(self.gamma)
         write_arrays(path, {name: to_tensor(array) for name, array in self.arrays.items()}, about)
@@ -191,8 +188,7 @@ class Half:
         """Read what `save` wrote; the role is asked for, so that the halves are not mixed up."""
         arrays, about = read_arrays(path, f"{FORMAT}.{role}", VERSION)
         try:
-            plain = json.loads(about["agreement"])
-            agreement = Agreement(**{**plain, "lists": tuple(map(tuple, plain["lists"]))})
+            agreement = Agreement.from_dict(json.loads(about["agreement"]))
             unit_rows, gamma = json.loads(about["unit_rows"]), json.loads(about["gamma"])
         except (KeyError, TypeError, ValueError) as error:
             raise DataError("is not a complete half", where=str(path), fix="write it again") from error
@@ -202,13 +198,15 @@ class Half:
         if self.role != role:
             raise DataError(f"this half is the {self.role}", where=role, fix=f"use the {role}'s half")
 
-    def _check_width(self, rows: Tensor, width: int) -> None:
+    def _checked(self, given: Any, width: int) -> Tensor:
+        rows = working(to_tensor(given))
         if rows.ndim != 2 or rows.shape[1] != width:
             raise DataError(
                 f"rows of shape {tuple(rows.shape)} instead of [rows, {width}]",
                 where=f"the {self.role} of {self.agreement.method}",
                 fix="give vectors of the model that the anchors came from",
             )
+        return rows
 
     def _tensor(self, name: str, rows: Tensor) -> Tensor:
         return torch.from_numpy(self.arrays[name]).to(rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transship.geometry import LinearMap, Moments, affine
-from transship.verbs.translate.maps.linear import LinearTranslator
+from transship.verbs.translate.maps.base import LinearTranslator
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

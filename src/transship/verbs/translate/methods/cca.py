@@ -9,9 +9,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from transship.geometry import LinearMap, Moments, cca
-from transship.verbs.translate.maps.base import affine_rows
-from transship.verbs.translate.maps.linear import LinearTranslator
-from transship.verbs.translate.vectors import like, to_tensor
+from transship.verbs.translate.maps.base import LinearTranslator, affine_rows, like, to_tensor
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -21,9 +21,9 @@ from transship.verbs.translate.maps.anchoring import (
     subspace_indices,
     tikhonov_anchors,
 )
-from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.maps.base import Translator, beside, by_blocks, to_tensor, unit
+from transship.verbs.translate.maps.vectors import anchors_hash
 from transship.verbs.translate.maps.wire import Agreement, Half
-from transship.verbs.translate.vectors import anchors_hash, by_blocks, to_tensor, unit
 
 # a pseudo-inverse of k random rows in d dimensions is worst at k ≈ d; lists that end between these shares
 # of d are cut to the lower one (farthest points are nested, so a cut list is the list of a larger δ)
@@ -294,16 +294,14 @@ def _scaled(rows: Tensor, matrix: Array, mean_in: Array, mean_out: Array, gain: 
 
     The product of the mean with T is subtracted afterwards, so the rows themselves are never copied.
     """
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    folded = torch.from_numpy(np.hstack([matrix, mean_in[:, None]])).to(rows.device, dtype)
-    shift = torch.from_numpy(mean_in @ matrix).to(rows.device, dtype)
-    offset = torch.from_numpy(mean_out).to(rows.device, dtype)
+    exact = np.hstack([matrix, mean_in[:, None]])
+    folded, shift, offset = beside(rows, exact, mean_in @ matrix, mean_out)
     square = float(mean_in @ mean_in)
 
     def product(block: Tensor, out: Tensor) -> None:
         both = block @ folded
         squared = block.square().sum(1) - 2.0 * both[:, -1] + square
-        length = squared.clamp_min(torch.finfo(dtype).tiny).sqrt()
+        length = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
         torch.addcmul(offset, both[:, :-1] - shift, (gain / length)[:, None], out=out)
 
     return by_blocks(rows, matrix.shape[1], product)

@@ -15,9 +15,9 @@ from transship.errors import NumericalError
 from transship.geometry import Moments, ridge, ridge_loo
 from transship.numerics import derive_seed
 from transship.types import Array
-from transship.verbs.translate.maps.base import Translator
+from transship.verbs.translate.maps.base import Translator, beside, by_blocks, like, to_tensor, unit
+from transship.verbs.translate.maps.vectors import anchors_hash
 from transship.verbs.translate.maps.wire import Agreement, Half, rbf, smoother_decoder
-from transship.verbs.translate.vectors import anchors_hash, by_blocks, like, to_tensor, unit
 
 # settings compared by leave-one-out: width factors g of γ = g/s², and λ, which matters less
 WIDTHS = (0.25, 0.5, 1.0)
@@ -213,9 +213,7 @@ def _judge(y: Tensor) -> Callable[[Tensor, float], tuple[float, float]]:
 
 
 def _apply(rows: Tensor, centre: Array, support: Array, weights: Array, bias: Array, gamma: float) -> Tensor:
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    parts = (torch.from_numpy(part).to(rows.device, dtype) for part in (centre, support, weights, bias))
-    middle, landmarks, matrix, offset = parts
+    middle, landmarks, matrix, offset = beside(rows, centre, support, weights, bias)
 
     def product(block: Tensor, out: Tensor) -> None:
         torch.addmm(offset, rbf(block - middle, landmarks, gamma), matrix, out=out)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, procrustes
 from transship.geometry.moments import Part
-from transship.verbs.translate.maps.linear import LinearTranslator, live_features
+from transship.verbs.translate.maps.base import LinearTranslator, live_features
 
 # float32 rows give products that are known to some 1e-6: below this share a singular value is rounding
 SINGLE_CUT = 1e-5

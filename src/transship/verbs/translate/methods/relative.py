@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from transship.verbs.translate.maps.anchoring import invert_anchors
-from transship.verbs.translate.maps.base import Translator
-from transship.verbs.translate.vectors import anchors_hash, by_blocks, to_tensor, unit
+from transship.verbs.translate.maps.base import Translator, beside, by_blocks, to_tensor, unit, working
+from transship.verbs.translate.maps.vectors import anchors_hash
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -59,20 +59,15 @@ class RelativeRepresentation(Translator):
         return float((unit(rows) * unit(back)).sum(1).mean())
 
     def _forward(self, rows: Tensor) -> Tensor:
-        dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        mean, anchors = (
-            torch.from_numpy(part).to(rows.device, dtype) for part in (self.mean_, self.anchors_)
-        )
+        mean, anchors = beside(rows, self.mean_, self.anchors_)
         return by_blocks(
             rows, len(anchors), lambda block, out: torch.mm(unit(block - mean), anchors.T, out=out)
         )
 
     def _backward(self, rows: Tensor) -> Tensor:
         inverse = invert_anchors(torch.from_numpy(self.anchors_)).matrix * self.scale_
-        dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        return rows.to(dtype) @ inverse.to(rows.device, dtype) + torch.from_numpy(self.mean_).to(
-            rows.device, dtype
-        )
+        matrix, mean = beside(rows, inverse.numpy(), self.mean_)
+        return working(rows) @ matrix + mean
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -11,9 +11,9 @@ from sklearn.utils.validation import check_array
 from torch import Tensor
 
 from transship.geometry import LinearMap, Moments, ridge, ridge_loo
-from transship.verbs.translate.maps.linear import DEAD, LinearTranslator
+from transship.verbs.translate.maps.base import DEAD, LinearTranslator, like, to_tensor
+from transship.verbs.translate.maps.vectors import anchors_hash
 from transship.verbs.translate.maps.wire import Agreement, Half, smoother_decoder
-from transship.verbs.translate.vectors import anchors_hash, like, to_tensor
 
 # λ / mean eigenvalue: the error is flat around its least, so half decades are fine enough
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-8, 4))

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import cast
 
 from transship.errors import DataError, OptionError, TransshipError
+from transship.verbs.translate.settings import Columns
 from transship.verbs.translate.stores.files import plain
 from transship.verbs.translate.stores.protocol import (
-    Columns,
     RowBatch,
     RowsDone,
     Stamp,
@@ -32,7 +32,7 @@ from transship.verbs.translate.stores.protocol import (
     VectorSource,
 )
 
-# kind → its module, which has the functions of `Store`
+# kind → its module, which has a `STORE`
 KINDS = {
     "parquet": "parquet",
     "npy": "numpy_file",
@@ -61,10 +61,15 @@ def place(reference: str | Path, columns: Columns | None = None) -> StorePlace:
     return StorePlace(kind, location, name, text, columns or Columns())
 
 
+def store(where: StorePlace) -> Store:
+    """Return what the store that a place names can do."""
+    return cast(Store, importlib.import_module(f"{__name__}.{KINDS[where.kind]}").STORE)
+
+
 def open_source(reference: str | Path, columns: Columns | None = None) -> VectorSource:
     """Open a store for reading; one clear error when it is not there or holds no vectors."""
     where = place(reference, columns)
-    source = store(where).open_source(where)
+    source = store(where).source(where)
     if source.rows == 0:
         raise DataError("holds no rows", where=where.text, fix="give a store with vectors")
     return source
@@ -79,7 +84,7 @@ def open_sink(
         where = replace(where, columns=origin.columns)
     if (where.kind, where.location, where.name) == (origin.kind, origin.location, origin.name):
         raise OptionError("is the source itself", where=where.text, fix="write to another place")
-    return store(where).open_sink(where, source, stamp, width, force)
+    return store(where).sink(where, source, stamp, width, force)
 
 
 def is_finished(reference: str | Path, source: VectorSource, stamp: Stamp) -> bool:
@@ -89,7 +94,7 @@ def is_finished(reference: str | Path, source: VectorSource, stamp: Stamp) -> bo
     """
     where = place(reference)
     try:
-        target = store(where).open_source(where)
+        target = store(where).source(where)
     except TransshipError:
         return False
     whole = target.rows == source.rows and target.stamp.to_json() == stamp.to_json()
@@ -99,17 +104,13 @@ def is_finished(reference: str | Path, source: VectorSource, stamp: Stamp) -> bo
     return whole
 
 
-def store(where: StorePlace) -> Store:
-    """Return the functions of the store that a place names."""
-    return cast(Store, importlib.import_module(f"{__name__}.{KINDS[where.kind]}"))
-
-
 __all__ = [
     "KINDS",
     "Columns",
     "RowBatch",
     "RowsDone",
     "Stamp",
+    "Store",
     "StorePlace",
     "VectorSink",
     "VectorSource",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,15 @@ import numpy as np
 from transship.atomic import atomic_file
 from transship.errors import DataError, MissingError
 from transship.types import Array
-from transship.verbs.translate.nearest import unit_rows
-from transship.verbs.translate.stores.protocol import RowBatch, StorePlace
-from transship.verbs.translate.stores.row_file import (
+from transship.verbs.translate.maps.vectors import unit_rows
+from transship.verbs.translate.stores.numpy_file import (
     ID_BYTES,
     OneFileSink,
     OneFileSource,
     sweep,
     unreadable,
 )
-
-__all__ = ["held_bytes", "open_index", "open_sink", "open_source", "query_index", "sweep"]
+from transship.verbs.translate.stores.protocol import RowBatch, Store, StorePlace
 
 
 class KeptRows:
@@ -88,12 +86,9 @@ class FaissSource(OneFileSource):
         self.metric = int(self.index.metric_type)
         self.kept = self._probe()
 
-    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
-        """Yield rows from `start` on."""
-        for first in range(start, self.rows, size):
-            self.check_there(first)
-            count = min(size, self.rows - first)
-            yield RowBatch(self.kept.ids[first : first + count], self.kept.slice(first, count))
+    def read(self, first: int, stop: int) -> RowBatch:
+        """Return some rows."""
+        return RowBatch(self.kept.ids[first:stop], self.kept.slice(first, stop - first))
 
     def all_ids(self) -> Array | None:
         """Return the index's ids."""
@@ -166,19 +161,6 @@ class FaissIndex:
         return self.kept.at(np.asarray([self.places[int(identity)] for identity in ids]))
 
 
-open_source, open_sink = FaissSource, FaissSink
-
-
-def open_index(place: StorePlace) -> FaissIndex:
-    """Open an index for searching."""
-    return FaissIndex(FaissSource(place).index, place.location)
-
-
-def held_bytes(rows: int, width: int) -> int:
-    """Return the bytes of the vectors, twice as the index grows, and of the ids."""
-    return rows * (2 * 4 * width + ID_BYTES)
-
-
 def query_index(index: Any, matrix: Array, bias: Array) -> Any:
     """Return an IndexPreTransform: it takes queries of the new model and searches the untouched old index.
 
@@ -194,9 +176,7 @@ def query_index(index: Any, matrix: Array, bias: Array) -> Any:
     return faiss.IndexPreTransform(transform, index)
 
 
-def write_query_index(
-    place: StorePlace, target: StorePlace, matrix: Array, bias: Array, *, force: bool
-) -> int:
+def write_query_index(place: StorePlace, target: StorePlace, matrix: Array, bias: Array, force: bool) -> int:
     """Write the index at `place` so that it takes queries of the new model; return its rows."""
     faiss = load_library()
     with atomic_file(target.location, force=force) as draft:
@@ -221,3 +201,14 @@ def load_library() -> Any:
             "FAISS is not installed", where="faiss", fix="pip install 'transship[faiss]'"
         ) from error
     return faiss
+
+
+STORE = Store(
+    FaissSource,
+    FaissSink,
+    index=lambda place: FaissIndex(FaissSource(place).index, place.location),
+    # the vectors, twice as the index grows, and the ids
+    held_bytes=lambda rows, width: rows * (2 * 4 * width + ID_BYTES),
+    sweep=sweep,
+    write_queries=write_query_index,
+)

@@ -10,21 +10,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from transship.errors import DataError, MissingError, OutputError
+from transship.errors import DataError, MissingError
 from transship.types import Array
-from transship.verbs.translate.stores.arrow import stamp_of, stamped, to_matrix, vector_column
-from transship.verbs.translate.stores.beside import BesideRows
+from transship.verbs.translate.stores.index import BesideRows, TableIndex
 from transship.verbs.translate.stores.protocol import (
     ID_NAMES,
     STAMP_KEY,
     RowBatch,
     Stamp,
+    Store,
     StorePlace,
     VectorSink,
     VectorSource,
+    exists_already,
     find_column,
-    refuse_half_done,
+    goes_on,
+    stamp_of,
+    stamped,
+    to_matrix,
     vanished,
+    vector_column,
 )
 
 # rows of one commit: what a kill can cost; smaller ones would leave many small files
@@ -86,19 +91,12 @@ class LanceSink(VectorSink):
         self.database = connect(place.location)
         self.column = place.columns.vector or source.vector_column or "vector"
         self.work = f"{place.name}__partial"
-        names = _table_names(self.database)
-        if place.name in names and not force:
-            raise OutputError(
-                "it exists already",
-                where=place.text,
-                fix="pass --force to replace it, or choose another name",
-            )
+        if place.name in _table_names(self.database) and not force:
+            raise exists_already(place.text)
         self.table = open_or_none(self.database, place.location, self.work)
         if self.table is not None:
-            known = (self.table.schema.metadata or {}).get(STAMP_KEY.encode(), b"").decode()
-            if known != stamp.to_json():
-                if not force:
-                    raise refuse_half_done(f"{place.location}#{self.work}")
+            left = (self.table.schema.metadata or {}).get(STAMP_KEY.encode(), b"").decode()
+            if not goes_on(left, stamp.to_json(), f"{place.location}#{self.work}", force=force):
                 self.database.drop_table(self.work)
                 self.table = None
         self.done = int(self.table.count_rows()) if self.table is not None else 0
@@ -135,7 +133,7 @@ class LanceSink(VectorSink):
         self.waiting = []
 
 
-class LanceIndex:
+class LanceIndex(TableIndex):
     """A LanceDB table, searched by cosine."""
 
     def __init__(self, place: StorePlace) -> None:
@@ -147,14 +145,6 @@ class LanceIndex:
         self.key: str = source.id_column
         self.rows, self.location, self.name = source.rows, place.location, place.name
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self.rows
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows."""
-        return self.nearest(self.table, queries, count)
-
     def nearest(self, table: Any, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
         """Return the nearest rows of a table with the same columns."""
         ids, scores = [], []
@@ -164,10 +154,6 @@ class LanceIndex:
             ids.append(hits.column(self.key).to_pylist())
             scores.append(1.0 - hits.column("_distance").to_numpy())
         return ids, np.stack(scores)
-
-    def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
-        return self.stored(self.table, ids)
 
     def stored(self, table: Any, ids: Sequence[Any]) -> Array:
         """Return the vectors of ids in a table with the same columns."""
@@ -198,7 +184,7 @@ class LanceRows(BesideRows):
         super().__init__(old, open_or_none(self.database, old.location, name), model)
         if self.place is not None:
             ids = self.place.search().select([old.key]).limit(self.place.count_rows()).to_arrow()
-            self.known = set(ids.column(old.key).to_pylist())
+            self.note(ids.column(old.key).to_pylist())
 
     def add(self, ids: Sequence[Any], vectors: Array) -> None:
         """Insert rows with the other columns of the old ones, or replace them."""
@@ -212,19 +198,7 @@ class LanceRows(BesideRows):
         else:
             merge = self.place.merge_insert(self.index.key)
             merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
-        self.known.update(ids)
-
-
-open_source, open_sink, open_index = LanceSource, LanceSink, LanceIndex
-
-
-def held_bytes(rows: int, width: int) -> int:
-    """Return 0: every commit is written at once."""
-    return 0
-
-
-def sweep(place: StorePlace) -> None:
-    """Remove nothing: the last rename leaves nothing behind."""
+        self.note(ids)
 
 
 def _stamped(batch: RowBatch, vectors: Array, column: str, stamp: Stamp) -> pa.Table:
@@ -279,3 +253,6 @@ def _table_names(database: Any) -> list[str]:
         token = page.page_token
         if not token:
             return names
+
+
+STORE = Store(LanceSource, LanceSink, LanceIndex)

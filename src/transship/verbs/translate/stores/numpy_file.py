@@ -1,27 +1,64 @@
-"""npy: one array file, its ids beside it in `NAME.ids.npy`, its provenance in `NAME.json`."""
+"""npy: one array file, its ids beside it in `NAME.ids.npy`, its provenance in `NAME.json`.
+
+Rows on their way lie in `.NAME.partial.npy`, a file of the final size, with a note of how many are safe.
+Other stores of one file make it of that array.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from transship.atomic import atomic_file
-from transship.errors import DataError
+from transship.atomic import atomic_file, check_target, write_json, write_text
+from transship.errors import DataError, MissingError
 from transship.types import Array
-from transship.verbs.translate.stores.array_index import ArrayIndex
-from transship.verbs.translate.stores.protocol import RowBatch, StorePlace
-from transship.verbs.translate.stores.row_file import (
-    ID_BYTES,
-    OneFileSink,
-    OneFileSource,
-    sweep,
-    unreadable,
+from transship.verbs.translate.stores.index import ArrayIndex
+from transship.verbs.translate.stores.protocol import (
+    RowBatch,
+    Stamp,
+    Store,
+    StorePlace,
+    VectorSink,
+    VectorSource,
+    goes_on,
+    vanished,
 )
 
-__all__ = ["held_bytes", "open_index", "open_sink", "open_source", "sweep"]
+# of one id as Python holds it in a list
+ID_BYTES = 100
+
+
+class OneFileSource(VectorSource):
+    """A store that is one file, with its provenance beside it in `NAME.json`."""
+
+    def __init__(self, place: StorePlace) -> None:
+        """Look for the file and read its provenance."""
+        self.place, self.path = place, Path(place.location)
+        if not self.path.is_file():
+            raise MissingError("there is no such file", where=place.text, fix="check the path")
+        about = about_path(self.path)
+        self.stamp = Stamp.from_json(about.read_text(encoding="utf-8") if about.is_file() else None)
+
+    def fingerprint(self) -> str:
+        """Return size, time and shape of the file."""
+        status = self.path.stat()
+        return f"{status.st_size}-{status.st_mtime_ns}-{self.rows}x{self.width}"
+
+    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
+        """Yield rows from `start` on; refuse to go on when the file is gone."""
+        for first in range(start, self.rows, size):
+            if not self.path.is_file():
+                raise vanished(self.place.text, first, FileNotFoundError("the file was removed"))
+            yield self.read(first, min(first + size, self.rows))
+
+    def read(self, first: int, stop: int) -> RowBatch:
+        """Return some rows."""
+        raise NotImplementedError
 
 
 class NumpySource(OneFileSource):
@@ -43,13 +80,10 @@ class NumpySource(OneFileSource):
         self.rows, self.width = map(int, self.array.shape)
         self.ids = _read_ids(ids_path(self.path), self.rows)
 
-    def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
-        """Yield rows from `start` on."""
-        for first in range(start, self.rows, size):
-            self.check_there(first)
-            part = slice(first, min(first + size, self.rows))
-            ids = np.arange(part.start, part.stop) if self.ids is None else self.ids[part]
-            yield RowBatch(ids, np.asarray(self.array[part]))
+    def read(self, first: int, stop: int) -> RowBatch:
+        """Return some rows."""
+        ids = np.arange(first, stop) if self.ids is None else self.ids[first:stop]
+        return RowBatch(ids, np.asarray(self.array[first:stop]))
 
     def all_ids(self) -> Array | None:
         """Return the ids file's content."""
@@ -58,6 +92,52 @@ class NumpySource(OneFileSource):
     def close(self) -> None:
         """Drop the map."""
         del self.array
+
+
+class OneFileSink(VectorSink):
+    """Writes rows into the partial file, and makes the target of it when all are there."""
+
+    def __init__(
+        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
+    ) -> None:
+        """Open or continue the partial file."""
+        check_target(place.location, force=force)
+        self.target, self.stamp, self.source, self.width = Path(place.location), stamp, source, width
+        self.draft, self.note = (
+            self.target.with_name(f".{self.target.name}.partial.{ending}") for ending in ("npy", "json")
+        )
+        left = _read_note(self.note)
+        same = goes_on(left.get("note"), stamp.to_json(), str(self.note), force=force)
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        if same and self.draft.is_file():
+            self.done = int(left["done"])
+            self.array = np.lib.format.open_memmap(self.draft, "r+")
+        else:
+            self.done = 0
+            self.array = np.lib.format.open_memmap(self.draft, "w+", np.float32, (source.rows, width))
+            self._keep()
+
+    def write(self, batch: RowBatch, vectors: Array) -> None:
+        """Write rows after those that are safe, then note them; ids come from the source at the end."""
+        self.array[self.done : self.done + len(vectors)] = vectors
+        self.array.flush()
+        self.done += len(vectors)
+        self._keep()
+
+    def finish(self) -> None:
+        """Write provenance and ids, put the file into place, and remove the note."""
+        write_text(about_path(self.target), self.stamp.to_json(), force=True)
+        with atomic_file(self.target, force=True) as draft:
+            self.assemble(draft, self.source.all_ids())
+        self.draft.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
+
+    def assemble(self, draft: Path, ids: Array | None) -> None:
+        """Make the whole file under the name `draft`."""
+        raise NotImplementedError
+
+    def _keep(self) -> None:
+        write_json(self.note, {"note": self.stamp.to_json(), "done": self.done}, force=True, sync=False)
 
 
 class NumpySink(OneFileSink):
@@ -71,22 +151,34 @@ class NumpySink(OneFileSink):
         os.replace(self.draft, draft)
 
 
-open_source, open_sink = NumpySource, NumpySink
+def sweep(place: StorePlace) -> None:
+    """Remove what a run had no time to remove after its last rename."""
+    target = Path(place.location)
+    for left in target.parent.glob(f".{target.name}.partial.*"):
+        left.unlink()
 
 
-def open_index(place: StorePlace) -> ArrayIndex:
-    """Return the rows as an index in memory."""
-    return ArrayIndex.of(NumpySource(place))
-
-
-def held_bytes(rows: int, width: int) -> int:
-    """Return the bytes of the ids, which are written at the end."""
-    return rows * ID_BYTES
+def about_path(path: Path) -> Path:
+    """Return where the provenance of a file lies."""
+    return path.with_name(f"{path.name}.json")
 
 
 def ids_path(path: Path) -> Path:
     """Return where the ids of an array file lie."""
     return path.with_name(f"{path.name.removesuffix('.npy')}.ids.npy")
+
+
+def unreadable(what: str, place: StorePlace) -> DataError:
+    """Return the error for a file of another kind, or cut short."""
+    return DataError(f"is not a readable {what}", where=place.text, fix="write it again")
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+        return note if isinstance(note, dict) else {}
+    except (OSError, ValueError):
+        return {}
 
 
 def _read_ids(path: Path, rows: int) -> Array | None:
@@ -101,3 +193,12 @@ def _read_ids(path: Path, rows: int) -> Array | None:
     if ids.shape != (rows,):
         raise DataError(f"holds {len(ids)} ids for {rows} rows", where=str(path), fix="give one id per row")
     return ids
+
+
+STORE = Store(
+    NumpySource,
+    NumpySink,
+    index=lambda place: ArrayIndex.of(NumpySource(place)),
+    held_bytes=lambda rows, width: rows * ID_BYTES,  # the ids are written at the end
+    sweep=sweep,
+)

@@ -1,31 +1,25 @@
-"""What a store has to be able to do, and what travels between stores."""
+"""What a store has to be able to do, what travels between stores, and rows as Arrow tables."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from transship.errors import DataError, OutputError
 from transship.types import Array
+from transship.verbs.translate.settings import Columns
 
 # per row, where the store has columns: whose space a vector lives in, and the map that brought it there
 MODEL_COLUMN, MAP_COLUMN = "vector_model", "vector_map"
 STAMP_KEY = "transship"
 ID_NAMES = ("id", "_id", "ids", "key", "doc_id", "document_id", "uuid")
 VECTOR_NAMES = ("vector", "embedding", "embeddings", "vectors", "values", "emb")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns, where the usual ones do not hold."""
-
-    id: str | None = None
-    vector: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,8 +51,7 @@ class Stamp:
 
     def to_json(self) -> str:
         """Return the stamp as one line of JSON."""
-        plain = {"model": self.model, "map": self.map, "quality": dict(self.quality), "source": self.source}
-        return json.dumps(plain, sort_keys=True)
+        return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes | None) -> Stamp:
@@ -66,12 +59,9 @@ class Stamp:
         try:
             plain = json.loads(text or "{}")
             return cls(
-                *(
-                    plain.get(name, default)
-                    for name, default in (("model", ""), ("map", ""), ("quality", {}), ("source", ""))
-                )
+                **{name: plain[name] for name in ("model", "map", "quality", "source") if name in plain}
             )
-        except (ValueError, AttributeError):
+        except (ValueError, TypeError, KeyError):
             return cls()
 
 
@@ -208,47 +198,30 @@ class OldIndex(Protocol):
         """Return the stored vectors of ids."""
 
 
-class NewRows(Protocol):
-    """Vectors of the new model by id, as far as they are known."""
+@dataclass(frozen=True)
+class Store:
+    """What a kind of store can do; its module has one under the name `STORE`.
 
-    def __len__(self) -> int:
-        """Return how many rows have moved."""
+    Attributes:
+        source: opens it for reading.
+        sink: opens it for writing, or goes on with what a stopped run left: the rows' source, their stamp,
+            their width, and whether what is there may be replaced.
+        index: opens it for searching in place.
+        held_bytes: what writing so many rows of a width keeps in memory until its end.
+        sweep: removes what a run had no time to remove after its last rename.
+        write_queries: where a store can: writes an index that takes queries of the new model, and searches
+            the old rows.
+    """
 
-    def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
-
-    def add(self, ids: Sequence[Any], vectors: Array) -> None:
-        """Keep the vectors of ids."""
-
-    def some(self, count: int) -> list[Any]:
-        """Return at most `count` ids that have moved."""
-
-    def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved, [ids, width]."""
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return ids and cosines of the nearest moved rows to each query, best first."""
+    source: Callable[[StorePlace], VectorSource]
+    sink: Callable[[StorePlace, VectorSource, Stamp, int, bool], VectorSink]
+    index: Callable[[StorePlace], OldIndex]
+    held_bytes: Callable[[int, int], int] = lambda rows, width: 0
+    sweep: Callable[[StorePlace], None] = lambda place: None
+    write_queries: Callable[[StorePlace, StorePlace, Array, Array, bool], int] | None = None
 
 
-class Store(Protocol):
-    """The functions of a store's module."""
-
-    def open_source(self, place: StorePlace) -> VectorSource:
-        """Open it for reading."""
-
-    def open_sink(
-        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
-    ) -> VectorSink:
-        """Open it for writing, or go on with what a stopped run left."""
-
-    def open_index(self, place: StorePlace) -> OldIndex:
-        """Open it for searching in place."""
-
-    def held_bytes(self, rows: int, width: int) -> int:
-        """Return what writing keeps in memory until its end."""
-
-    def sweep(self, place: StorePlace) -> None:
-        """Remove what a run had no time to remove after its last rename."""
+# -- what is refused ---------------------------------------------------------------------------------------
 
 
 def find_column(names: list[str], wanted: str | None, usual: tuple[str, ...], where: str) -> str | None:
@@ -276,10 +249,97 @@ def exists_already(where: str) -> OutputError:
     )
 
 
-def refuse_half_done(where: str) -> DataError:
-    """Return the error for the leftovers of another run."""
-    return DataError(
-        "holds the beginning of another translation (other map or other source)",
-        where=where,
-        fix="finish that one, or pass --force to start anew",
-    )
+def goes_on(left: str | None, wanted: str, where: str, *, force: bool) -> bool:
+    """Return whether a run goes on with what a stopped one left, by the note of both.
+
+    What another run left is refused; with `force` it is not gone on with.
+    """
+    if left is None or left == wanted:
+        return left is not None
+    if not force:
+        raise DataError(
+            "holds the beginning of another translation (other map or other source)",
+            where=where,
+            fix="finish that one, or pass --force to start anew",
+        )
+    return False
+
+
+# -- rows as Arrow tables, for the stores that have columns ------------------------------------------------
+
+
+def as_table(batch: RowBatch) -> pa.Table:
+    """Return a batch's rows as a table: its columns, or its ids and payloads."""
+    if isinstance(batch.columns, pa.RecordBatch):
+        return pa.Table.from_batches([batch.columns])
+    if batch.columns is not None:
+        return batch.columns
+    ids = batch.ids if isinstance(batch.ids, np.ndarray) else list(batch.ids)
+    columns: dict[str, Any] = {"id": pa.array(ids)}
+    if batch.payloads is not None:
+        columns["payload"] = pa.array([json.dumps(payload, default=str) for payload in batch.payloads])
+    return pa.table(columns)
+
+
+def stamped(batch: RowBatch, vectors: Array, column: str, stamp: Stamp, about: Any = None) -> pa.Table:
+    """Return rows as they are stored: all columns, the new vectors in `column`, and whose they are.
+
+    `about` is what the schema says beside the stamp; by default what it said before.
+    """
+    width = int(vectors.shape[1])
+    values = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
+    lists = pa.FixedSizeListArray.from_arrays(values, width)
+    field, table = pa.field(column, pa.list_(pa.float32(), width)), as_table(batch)
+    if column in table.column_names:
+        table = table.set_column(table.column_names.index(column), field, lists)
+    else:
+        table = table.append_column(field, lists)
+    for name, value in ((MODEL_COLUMN, stamp.model), (MAP_COLUMN, stamp.map)):
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        # plain strings: Parquet's own dictionary keeps them small
+        table = table.append_column(name, pa.repeat(pa.scalar(value), table.num_rows))
+    about = (table.schema.metadata or {}) if about is None else about
+    return table.replace_schema_metadata({**about, STAMP_KEY.encode(): stamp.to_json().encode()})
+
+
+def stamp_of(schema: pa.Schema) -> Stamp:
+    """Return whose space the vectors of a table are in."""
+    return Stamp.from_json((schema.metadata or {}).get(STAMP_KEY.encode()))
+
+
+def vector_column(schema: pa.Schema, place: StorePlace) -> str:
+    """Return the column that is asked for, that has a usual name, or that alone holds vectors."""
+    lists = [field.name for field in schema if _is_vector(field.type)]
+    name = find_column(schema.names, place.columns.vector, VECTOR_NAMES, place.text)
+    if name is None and len(lists) == 1:
+        name = lists[0]
+    if name is None or name not in lists:
+        raise DataError(
+            f"has no column of vectors{'' if name is None else f' in {name!r}'}",
+            where=place.text,
+            fix=f"name it with --vector-column; there are: {', '.join(schema.names)}",
+        )
+    return name
+
+
+def to_matrix(column: Any, width: int, where: str) -> Array:
+    """Return a list column as [rows, width]; missing or ragged vectors are refused."""
+    if column.null_count:
+        raise DataError(
+            f"{column.null_count} rows have no vector",
+            where=where,
+            fix="remove rows without vectors, or embed them",
+        )
+    flat = column.flatten()
+    if len(flat) != len(column) * width or (
+        not pa.types.is_fixed_size_list(column.type) and len(set(column.value_lengths().to_pylist())) > 1
+    ):
+        raise DataError(f"vectors are not all {width} wide", where=where, fix="give vectors of one model")
+    values: Array = flat.to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), width)
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(lists and pa.types.is_floating(kind.value_type))

@@ -12,20 +12,22 @@ import numpy as np
 import pyarrow as pa
 
 from transship.errors import DataError, MissingError
+from transship.numerics import chunks
 from transship.types import Array
-from transship.verbs.translate.nearest import unit_rows
-from transship.verbs.translate.stores.arrow import as_table
-from transship.verbs.translate.stores.beside import BesideRows
+from transship.verbs.translate.maps.vectors import unit_rows
+from transship.verbs.translate.stores.index import BesideRows, TableIndex
 from transship.verbs.translate.stores.protocol import (
     MAP_COLUMN,
     MODEL_COLUMN,
     RowBatch,
     Stamp,
+    Store,
     StorePlace,
     VectorSink,
     VectorSource,
+    as_table,
     exists_already,
-    refuse_half_done,
+    goes_on,
     vanished,
 )
 
@@ -117,21 +119,19 @@ class QdrantSink(VectorSink):
         if self.client.collection_exists(place.name):
             count = int(self.client.count(place.name, exact=True).count)
             known = _stamp(self.client, place.name)
-            if count and known.to_json() == marker.to_json():
+            if count and not known.map and known != marker and not force:
+                raise exists_already(place.text)
+            if count and goes_on(known.to_json(), marker.to_json(), place.text, force=force):
                 # all but the last upsert are certain; a whole collection leaves nothing to do
                 self.done = count if count >= source.rows else max(0, count - UPSERT)
                 return
-            if count and not force:
-                if known.map:
-                    raise refuse_half_done(place.text)
-                raise exists_already(place.text)
             self.client.delete_collection(place.name)
         create(self.client, place.name, width, distance, self.vector_column)
 
     def write(self, batch: RowBatch, vectors: Array) -> None:
         """Upsert points and wait for them."""
         payloads = batch.payloads if batch.payloads is not None else _payloads(batch)
-        for part in _slices(len(vectors)):
+        for part in chunks(len(vectors), UPSERT):
             ids = [_point_id(identity) for identity in batch.ids[part]]
             upserted = points(ids, vectors[part], payloads[part], self.vector_column, self.stamp)
             self.client.upsert(self.place.name, upserted, wait=True)
@@ -151,41 +151,30 @@ class QdrantSink(VectorSink):
         return Stamp(self.stamp.model, self.stamp.map, {}, self.stamp.source)
 
 
-class QdrantIndex:
+class QdrantIndex(TableIndex):
     """A Qdrant collection, searched by its own distance."""
 
     def __init__(self, place: StorePlace) -> None:
         """Open the collection."""
         source = QdrantSource(place)
         self.client, self.name, self.rows = source.client, place.name, source.rows
+        self.table = place.name
         self.vector, self.distance = source.vector_column, source.params.distance
         self.closer = -1.0 if str(self.distance).lower().endswith(("euclid", "manhattan")) else 1.0
 
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return self.rows
-
-    def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows."""
-        return self.nearest(self.name, queries, count)
-
-    def nearest(self, name: str, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
+    def nearest(self, table: str, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
         """Return the nearest points of a collection with the same vector name."""
         ids, scores = [], []
         for query in unit_rows(queries):
             asked = {"using": self.vector} if self.vector else {}
-            hits = self.client.query_points(name, query=query.tolist(), limit=count, **asked).points
+            hits = self.client.query_points(table, query=query.tolist(), limit=count, **asked).points
             ids.append([point.id for point in hits])
             scores.append([self.closer * point.score for point in hits])
         return ids, np.asarray(scores)
 
-    def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
-        return self.stored(self.name, ids)
-
-    def stored(self, name: str, ids: Sequence[Any]) -> Array:
+    def stored(self, table: str, ids: Sequence[Any]) -> Array:
         """Return the vectors of ids in a collection with the same vector name."""
-        points = self.client.retrieve(name, list(ids), with_vectors=True)
+        points = self.client.retrieve(table, list(ids), with_vectors=True)
         rows = {point.id: point.vector[self.vector] if self.vector else point.vector for point in points}
         return np.asarray([rows[identity] for identity in ids], dtype=np.float32)
 
@@ -205,7 +194,7 @@ class QdrantRows(BesideRows):
             offset: Any = None
             while True:
                 points, offset = self.client.scroll(name, limit=1024, offset=offset, with_payload=False)
-                self.known.update(point.id for point in points)
+                self.note(point.id for point in points)
                 if offset is None:
                     break
 
@@ -219,19 +208,7 @@ class QdrantRows(BesideRows):
         payloads = [by_id.get(identity, {}) for identity in ids]
         upserted = points(ids, vectors, payloads, index.vector, self.stamp)
         self.client.upsert(self.place, upserted, wait=True)
-        self.known.update(ids)
-
-
-open_source, open_sink, open_index = QdrantSource, QdrantSink, QdrantIndex
-
-
-def held_bytes(rows: int, width: int) -> int:
-    """Return 0: points are upserted at once."""
-    return 0
-
-
-def sweep(place: StorePlace) -> None:
-    """Remove nothing: points are upserted under their collection's name."""
+        self.note(ids)
 
 
 def create(opened: Any, name: str, width: int, distance: Any, vector_name: str) -> None:
@@ -324,10 +301,6 @@ def _payloads(batch: RowBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def _slices(rows: int) -> list[slice]:
-    return [slice(start, min(start + UPSERT, rows)) for start in range(0, rows, UPSERT)]
-
-
 def _point_id(given: Any) -> Any:
     """Return an id that Qdrant takes: an unsigned number or a UUID."""
     if isinstance(given, int | np.integer) and given >= 0:
@@ -337,3 +310,6 @@ def _point_id(given: Any) -> Any:
     except ValueError:
         # a stable UUID of the id's own text; the id itself stays in the payload
         return str(uuid.uuid5(uuid.NAMESPACE_URL, str(given)))
+
+
+STORE = Store(QdrantSource, QdrantSink, QdrantIndex)

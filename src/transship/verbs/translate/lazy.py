@@ -11,12 +11,10 @@ import numpy as np
 
 from transship.errors import DataError, OptionError
 from transship.types import Array
-from transship.verbs.translate.artifact import SavedMap, load_map
-from transship.verbs.translate.fit.judgements import fuse
-from transship.verbs.translate.lazy.old import open_index
-from transship.verbs.translate.lazy.rows import open_rows
+from transship.verbs.translate.embed import Encoder
 from transship.verbs.translate.maps.base import Translator
-from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.maps.saved import SavedMap, load_map
+from transship.verbs.translate.maps.vectors import fuse, plain_id, unit_rows
 from transship.verbs.translate.stores import (
     RowsDone,
     Stamp,
@@ -24,11 +22,15 @@ from transship.verbs.translate.stores import (
     is_finished,
     open_sink,
     open_source,
+    place,
+    store,
 )
-from transship.verbs.translate.stores.protocol import NewRows, OldIndex
-from transship.verbs.translate.vectors import plain_id
+from transship.verbs.translate.stores.faiss_file import FaissIndex
+from transship.verbs.translate.stores.index import ArrayIndex, MemoryRows, NewRows, open_rows
+from transship.verbs.translate.stores.protocol import OldIndex
 
 Embed = Callable[[Sequence[str]], Array]
+Origin = Literal["native", "translated", "old"]
 Rescore = Literal["auto", "translate", "embed", "none"]
 WRITE_ROWS = 4096
 
@@ -39,7 +41,7 @@ class Hit:
 
     id: Any
     score: float
-    by: Literal["native", "translated", "old"]
+    by: Origin
 
 
 class TextLookup(Protocol):
@@ -97,16 +99,32 @@ class LazyIndex:
         self.translator, _ = _unpack(translator)
         self.query_map, about = _unpack(query_map)
         self.keep_mean = keep_mean if keep_mean is not None else bool(about.get("keep_mean", True))
-        self.embed = _encoder(embed) if isinstance(embed, str) else embed
+        self.embed = Encoder(embed).ready() if isinstance(embed, str) else embed
         self.texts, self.candidates = texts, candidates
         self.model = model or (embed if isinstance(embed, str) else "")
         self.native: NewRows = open_rows(self.index, write_back, self.model)
+        # rows by the map, in memory, as far as `fused` has asked for them
+        self._by_map = MemoryRows()
         # (slope, offset) that brings scores of translated rows to those of native ones
         self.calibration = (1.0, 0.0)
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.index)
+
+    def __repr__(self) -> str:
+        """Return what is searched, how far it has moved, and by what."""
+        ways = {
+            "translator": self.translator and type(self.translator).__name__,
+            "query_map": self.query_map and type(self.query_map).__name__,
+            "embed": self.embed and (self.model or "a function"),
+        }
+        parts = [
+            self.reference or type(self.index).__name__,
+            f"{len(self):,} rows",
+            f"{self.moved:.0%} moved",
+        ]
+        return f"LazyIndex({', '.join([*parts, *(f'{role}={way}' for role, way in ways.items() if way)])})"
 
     @property
     def moved(self) -> float:
@@ -153,14 +171,10 @@ class LazyIndex:
         results = []
         for row in range(len(new)):
             hits = self._rescore(new[row], ids[row], scores[row], way)
-            candidates_of_old = {hit.id for hit in hits}
             if way != "none":
-                known = zip(moved_ids[row], moved_scores[row], strict=True)
-                hits += [
-                    Hit(name, float(score), "native")
-                    for name, score in known
-                    if name not in candidates_of_old
-                ]
+                candidates_of_old = {hit.id for hit in hits}
+                moved = _hits(moved_ids[row], moved_scores[row], "native")
+                hits += [hit for hit in moved if hit.id not in candidates_of_old]
             results.append(sorted(hits, key=lambda hit: -hit.score)[:k])
         return results
 
@@ -238,14 +252,18 @@ class LazyIndex:
         return self.calibration
 
     def fused(self, query: Any, old_query: Any, k: int = 10, *, weight: float = 0.5) -> list[Hit]:
-        """Return the k best of all rows by z(translated score) + z(old score): for when texts are gone."""
-        if self.translator is None:
-            raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
+        """Return the k best of all rows by z(translated score) + z(old score): for when texts are gone.
+
+        Rows are translated once and kept in memory, [rows, width] in float32.
+        """
         ids, old_scores = self.index.search(np.asarray(old_query, dtype=np.float32)[None], len(self.index))
-        new = self._translated(list(ids[0])) @ unit_rows(np.asarray(query)[None])[0]
-        scores = fuse(new, old_scores[0][: len(ids[0])], weight)
+        near = list(ids[0])
+        if unknown := [identity for identity in near if identity not in self._by_map]:
+            self._by_map.add(unknown, self._translated(unknown))
+        new = self._by_map.many(near) @ unit_rows(np.asarray(query)[None])[0]
+        scores = fuse(new, old_scores[0][: len(near)], weight)
         order = np.argsort(-scores, kind="stable")[:k]
-        return [Hit(ids[0][row], float(scores[row]), "translated") for row in order]
+        return [Hit(near[row], float(scores[row]), "translated") for row in order]
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -280,32 +298,25 @@ class LazyIndex:
 
     def _rescore(self, query: Array, ids: Sequence[Any], scores: Array, way: Rescore) -> list[Hit]:
         if way == "embed":
-            return [
-                Hit(identity, float(score), "native")
-                for identity, score in zip(ids, self.move(ids) @ query, strict=True)
-            ]
+            return _hits(ids, self.move(ids) @ query, "native")
         if way == "none":
-            scored = zip(ids, scores[: len(ids)], strict=True)
-            return [Hit(identity, float(score), "old") for identity, score in scored]
+            return _hits(ids, scores[: len(ids)], "old")
         known = [identity for identity in ids if identity in self.native]
         others = [identity for identity in ids if identity not in self.native]
-        hits = []
-        if known:
-            scored = zip(known, self.native.many(known) @ query, strict=True)
-            hits = [Hit(identity, float(score), "native") for identity, score in scored]
+        hits = _hits(known, self.native.many(known) @ query, "native") if known else []
         if others:
             slope, offset = self.calibration
-            moved = slope * (self._translated(others) @ query) + offset
-            hits += [
-                Hit(identity, float(score), "translated")
-                for identity, score in zip(others, moved, strict=True)
-            ]
+            hits += _hits(others, slope * (self._translated(others) @ query) + offset, "translated")
         return hits
 
     def _translated(self, ids: Sequence[Any]) -> Array:
         if self.translator is None:
             raise OptionError("has no translator", where="LazyIndex", fix="pass the map old → new")
         return unit_rows(self.translator.transform(self.index.vectors(ids)))
+
+
+def _hits(ids: Sequence[Any], scores: Array, by: Origin) -> list[Hit]:
+    return [Hit(identity, float(score), by) for identity, score in zip(ids, scores, strict=True)]
 
 
 def _unpack(given: Translator | SavedMap | str | Path | None) -> tuple[Translator | None, dict[str, Any]]:
@@ -315,10 +326,22 @@ def _unpack(given: Translator | SavedMap | str | Path | None) -> tuple[Translato
     return saved.translator, dict(saved.about)
 
 
-def _encoder(model: str) -> Embed:
-    from transship.activations.models import load_model
-    from transship.activations.readout import features
-    from transship.data import find_model
-
-    loaded = load_model(str(find_model(model)), name=model)
-    return lambda texts: np.asarray(features(loaded, list(texts)))
+def open_index(given: Any) -> OldIndex:
+    """Return an index to search: a store's name, a FAISS index, a LanceDB table, an array or (ids, array)."""
+    if isinstance(given, str | Path):
+        where = place(given)
+        return store(where).index(where)
+    if isinstance(given, tuple) and len(given) == 2:
+        return ArrayIndex(list(given[0]), np.asarray(given[1]))
+    if isinstance(given, np.ndarray):
+        return ArrayIndex(list(range(len(given))), given)
+    if hasattr(given, "ntotal"):
+        return FaissIndex(given)
+    if type(given).__module__.startswith("lancedb") and hasattr(given, "schema"):
+        return open_index(f"{given._conn.uri}/{given.name}.lance")
+    if hasattr(given, "search") and hasattr(given, "vectors"):
+        index: OldIndex = given
+        return index
+    raise OptionError(
+        f"{type(given).__name__} is no index", where="LazyIndex", fix="give a store's name, FAISS or an array"
+    )

@@ -7,21 +7,25 @@ import dataclasses
 import functools
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from transship.activations.batches import longest
+from transship.activations.models import load_model
+from transship.activations.readout import features
 from transship.checkpoints.footprint import Footprint
-from transship.data import Dataset, load
+from transship.data import Dataset, find_model, load
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
+from transship.types import Array
 from transship.verbs.translate.engines import Engine, LocalEngine
+from transship.verbs.translate.settings import Columns, EncoderSettings
 from transship.verbs.translate.stores import (
-    Columns,
     RowBatch,
     RowsDone,
     Stamp,
@@ -31,8 +35,6 @@ from transship.verbs.translate.stores import (
 )
 from transship.verbs.translate.stores.files import locate, plain
 from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter
-
-Pooling = Literal["mean", "cls", "last", "max", "none"]
 
 # texts per part: what a kill can cost
 PART_ROWS = 2048
@@ -67,34 +69,36 @@ class TextSource(VectorSource):
 
 
 @dataclass(frozen=True)
-class Encoder:
+class Encoder(EncoderSettings):
     """A model and how it is run; it travels to workers, and each loads the model once."""
 
     model: str
-    prompt: str = ""
-    pooling: Pooling | None = None
-    normalise: bool | None = None
-    batch_size: int = 32
-    device: str = "cpu"
-    device_map: str | None = None
-    dtype: str | None = None
-    trust_remote_code: bool = False
 
-    def __call__(self, texts: list[str]) -> Any:
-        """Return the texts' vectors, [texts, width]; they are sorted by length inside."""
-        from transship.activations.readout import features
-
-        loaded = _loaded(self.model, self.device, self.device_map, self.dtype, self.trust_remote_code)
-        inputs = [self.prompt + text for text in texts]
-        return features(
-            loaded, inputs, pooling=self.pooling, normalise=self.normalise, batch_size=self.batch_size
+    def ready(self) -> Callable[[Sequence[str]], Array]:
+        """Load the model, and return the function from texts to vectors, [texts, width]."""
+        loaded = load_model(
+            str(find_model(self.model)),
+            device=self.device,
+            device_map=self.device_map,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            name=self.model,
         )
+
+        def encode(texts: Sequence[str]) -> Array:
+            inputs = [self.prompt + text for text in texts]
+            return features(
+                loaded, inputs, pooling=self.pooling, normalise=self.normalise, batch_size=self.batch_size
+            )
+
+        return encode
+
+    def __call__(self, texts: Sequence[str]) -> Array:
+        """Return the texts' vectors; the model is loaded with the first."""
+        return _ready(self)(texts)
 
     def within(self, memory: MemoryBudget, source: TextSource) -> Encoder:
         """Return the encoder with as many texts per forward pass as fit; refuse a model that does not."""
-        from transship.activations.batches import longest
-        from transship.data import find_model
-
         if memory.limit is None:
             return self
         model = Footprint.of(
@@ -115,21 +119,9 @@ class Encoder:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded(
-    model: str, device: str, device_map: str | None, dtype: str | None, trust_remote_code: bool
-) -> Any:
-    from transship.activations.models import load_model
-    from transship.data import find_model
-
-    return load_model(
-        str(find_model(model)),
-        device=device,
-        device_map=device_map,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        name=model,
-    )
+@functools.lru_cache(maxsize=1)  # a worker is handed an encoder with every piece
+def _ready(encoder: Encoder) -> Callable[[Sequence[str]], Array]:
+    return encoder.ready()
 
 
 def embed_texts(

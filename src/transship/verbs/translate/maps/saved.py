@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,8 @@ from transship.verbs.translate.maps.base import Translator
 
 FORMAT, VERSION = "transship.translator", 1
 ARRAYS_FILE, ABOUT_FILE = "map.safetensors", "map.json"
+# 8-byte hashes of the ids that the map was fitted on, sorted
+IDS_FILE = "fitted-on.npy"
 _TENSOR = "$array"
 
 
@@ -61,11 +63,31 @@ class SavedMap:
         """Widths of source and target."""
         return int(self.translator.n_features_in_), int(self.translator.n_features_out_)
 
+    def saw(self, ids: Sequence[Any]) -> Array:
+        """Return which of these ids the map was fitted on, [ids]; none where its folder does not say."""
+        file = Path(self.path) / IDS_FILE
+        if not self.path or not file.is_file():
+            return np.zeros(len(ids), dtype=bool)
+        try:
+            return np.isin(_id_hashes(ids), np.load(file, allow_pickle=False))
+        except (OSError, ValueError) as error:
+            raise DataError(
+                "is not a readable .npy file", where=str(file), fix="fit the map again"
+            ) from error
+
 
 def save_map(
-    translator: Translator, folder: str | Path, about: Mapping[str, Any] | None = None, *, force: bool = False
+    translator: Translator,
+    folder: str | Path,
+    about: Mapping[str, Any] | None = None,
+    *,
+    ids: Sequence[Any] = (),
+    force: bool = False,
 ) -> SavedMap:
-    """Write `translator` and what is known about it into `folder`, whole or not at all."""
+    """Write `translator` and what is known about it into `folder`, whole or not at all.
+
+    `ids` are those of the rows that it was fitted on, so that nobody measures it on them unawares.
+    """
     target = Path(folder)
     check_target(target, force=force)
     arrays: dict[str, Array] = {}
@@ -88,6 +110,8 @@ def save_map(
     document |= {"hash": identity, "about": dict(about or {})}
     with atomic_folder(target, force=force) as beside:
         (beside / ARRAYS_FILE).write_bytes(data)
+        if len(ids):
+            np.save(beside / IDS_FILE, np.sort(_id_hashes(ids)))
         (beside / ABOUT_FILE).write_text(json.dumps(document, indent=1, allow_nan=False), encoding="utf-8")
     return SavedMap(translator, dict(about or {}), identity, str(target))
 
@@ -122,6 +146,12 @@ def load_map(folder: str | Path) -> SavedMap:
             fix="fit the map again",
         ) from error
     return SavedMap(translator, document.get("about", {}), str(document["hash"]), str(place))
+
+
+def _id_hashes(ids: Sequence[Any]) -> Array:
+    texts = (str(identity).encode() for identity in ids)
+    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return np.asarray([int.from_bytes(digest, "big") for digest in digests], dtype=np.uint64)
 
 
 def map_hash(document: Mapping[str, Any]) -> str:

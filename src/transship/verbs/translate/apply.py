@@ -12,11 +12,11 @@ import numpy as np
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget, format_bytes
 from transship.types import Array
-from transship.verbs.translate.artifact import SavedMap
 from transship.verbs.translate.engines import Engine, LocalEngine
-from transship.verbs.translate.nearest import unit_rows
+from transship.verbs.translate.maps.saved import SavedMap
+from transship.verbs.translate.maps.vectors import check_rows, unit_rows
+from transship.verbs.translate.settings import Columns
 from transship.verbs.translate.stores import (
-    Columns,
     RowsDone,
     Stamp,
     VectorSink,
@@ -28,7 +28,6 @@ from transship.verbs.translate.stores import (
     store,
 )
 from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter, SplitSource
-from transship.verbs.translate.vectors import check_finite, check_zero
 
 # rows on their way at a time: twice as many took 100 MB more and were hardly faster
 ROWS = 4096
@@ -159,7 +158,7 @@ def apply_map(
 def apply_to_queries(saved: SavedMap, reference: str, target: str, *, force: bool) -> Iterator[RowsDone]:
     """Put a linear map before a FAISS index, so that it takes queries of the new model."""
     index, goal = place(reference), place(target)
-    write = getattr(store(index), "write_query_index", None)
+    write = store(index).write_queries
     if write is None or goal.kind != index.kind:
         raise DataError(
             "a query map leaves the rows as they are",
@@ -176,7 +175,7 @@ def apply_to_queries(saved: SavedMap, reference: str, target: str, *, force: boo
     matrix, bias = affine
     # where queries do better without the mean of the old rows, it is left out
     mean = 0.0 if saved.about.get("keep_mean", True) else saved.translator.target_mean_
-    rows = write(index, goal, matrix, bias - mean, force=force)
+    rows = write(index, goal, matrix, bias - mean, force)
     yield RowsDone(rows, rows)
 
 
@@ -266,8 +265,7 @@ def check_fit(saved: SavedMap, source: VectorSource) -> None:
 def translate(saved: SavedMap, vectors: Array, where: str, ids: Any = None) -> Array:
     """Return translated rows as the target expects them: of unit length where the new model's rows are."""
     rows = np.asarray(vectors)
-    check_finite(rows, where, ids)
-    check_zero(rows, where, ids)
+    check_rows(rows, where, ids)
     moved: Array = saved.translator.transform(
         rows if rows.dtype == np.float64 else rows.astype(np.float32, copy=False)
     )
