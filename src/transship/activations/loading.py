@@ -17,8 +17,11 @@ from torch import Tensor, nn
 
 from transship.errors import CheckpointError, DataError, MissingError, OptionError
 
+MOST_TOKENS = 512  # where neither the tokenizer nor the model says how long an input may be
+
 
 def image_size(config: Any) -> tuple[int, int] | None:
+    """Return (height, width) of the images that a config names."""
     vision = getattr(config, "vision_config", None) or config
     size = getattr(vision, "image_size", None)
     if isinstance(size, int):
@@ -53,6 +56,7 @@ def plain_pixels(image: Any, channels: int, size: tuple[int, int]) -> Tensor:
 
 
 def stack_arrays(inputs: Sequence[Any]) -> Tensor:
+    """Return arrays of one shape as a batch."""
     rows = [torch.as_tensor(np.asarray(item)) for item in inputs]
     if len({tuple(row.shape) for row in rows}) > 1:
         raise DataError(
@@ -60,9 +64,6 @@ def stack_arrays(inputs: Sequence[Any]) -> Tensor:
         )
     stacked = torch.stack(rows)
     return stacked.float() if stacked.dtype == torch.float64 else stacked
-
-
-MOST_TOKENS = 512  # where neither the tokenizer nor the model says how long an input may be
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from transship import report
 from transship.cli.options import memory_option, print_json
+from transship.errors import OptionError
+from transship.numerics import TORCH, MemoryBudget
+from transship.progress import Bars, duration
 
 if TYPE_CHECKING:
     from transship_suites.runner import Suite
@@ -97,9 +101,7 @@ def command(
     $TRANSSHIP_MODELS, then in ~/.cache/transship, then on the hub; finished work is kept in
     $TRANSSHIP_CACHE/suites or ~/.cache/transship/suites.
     """
-    from transship.errors import OptionError
-    from transship.numerics import TORCH, MemoryBudget
-    from transship_suites.runner import bench
+    from transship_suites.runner import bench  # start-up: suites import torch
 
     if memory is not None and scale in ("large", "paper"):
         raise OptionError(
@@ -159,8 +161,6 @@ def _parsed(changes: tuple[tuple[str, str], ...]) -> dict[str, Any]:
 
 def _side_by_side(run: SuiteRun, limit: int | None) -> int:
     """Return how many processes a suite gets that was given none: a core and memory for each."""
-    from transship.numerics import TORCH
-
     if run.suite.scales[run.scale].minutes < SHORT or run.device != "cpu":
         return 1
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if limit is None else limit
@@ -176,8 +176,7 @@ def _processes(runs: list[SuiteRun], limit: int | None) -> int:
 
 def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
     """Run suites to their end, with the plan and the progress on stderr; yield each when it has ended."""
-    from transship.progress import Bars, duration
-    from transship_suites.runner.schedule import side_by_side
+    from transship_suites.runner.schedule import side_by_side  # start-up
 
     if len(runs) > 1:
         click.echo(f"{len(runs)} suites; about {duration(sum(map(_seconds_left, runs)))}", err=True)
@@ -197,8 +196,6 @@ def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
 
 def _plan(run: SuiteRun, *, alone: bool) -> str:
     """Return what a suite is about to do."""
-    from transship.progress import duration
-
     finished = len(run.earlier()[0])
     text = f"{run.suite.name}, {run.scale}: {len(run.cases)} cases over {len(run.seeds)} seeds"
     text += f", {finished} of them finished before" if finished else ""
@@ -212,11 +209,10 @@ def _seconds_left(run: SuiteRun) -> float:
 
 def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:
     if not as_json:
-        from transship.report import markdown
-        from transship_suites.runner.page import table_block
+        from transship_suites.runner.page import table_block  # start-up
 
         for table in result.tables:
-            click.echo(f"\n{table.title}\n\n{markdown.block_text(table_block(table))}")
+            click.echo(f"\n{table.title}\n\n{report.markdown.block_text(table_block(table))}")
         click.echo("")
         for claim in result.claims:
             click.echo(f"{claim.verdict}: {claim.text} ({claim.reason})")

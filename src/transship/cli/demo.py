@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from transship.cli.options import memory_option, print_json
+from transship.numerics import MemoryBudget
 
 # beside torch itself; the whole process was measured at 0.6 GB
 WORK = 500_000_000
@@ -24,13 +25,11 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
     Trains two vision transformers of different width on scikit-learn's digits, keeps them in FOLDER for the
     next run, uses each verb on them, and writes FOLDER/report.html.
     """
-    from transship.numerics import MemoryBudget
-
     MemoryBudget.parse(memory).require(WORK, "the demo")
     import torch
     from transformers.utils import logging
 
-    from transship_suites.demo import page, steps
+    from transship_suites.demo import page, steps  # start-up: torch
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # products this small cost less than the threads' waiting for each other
