@@ -33,7 +33,7 @@ from transship.verbs.merge.fusion.disk import CheckpointOrigin
 from transship.verbs.merge.fusion.measure import StepReport
 from transship.verbs.merge.fusion.origin import FusionOrigin
 from transship.verbs.merge.fusion.refresh import scaled
-from transship.verbs.merge.fusion.store import FolderStore, test_rows, write_kept
+from transship.verbs.merge.fusion.store import stored_task, test_rows, write_kept
 from transship.verbs.merge.fusion.task import Fused, FusedTask, TaskFiles
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.tasks.folder import link, write_task
@@ -245,13 +245,12 @@ def _head_plans(files: TaskFiles, head: LinearHead | None) -> list[TensorPlan]:
 
 def _keep_inputs(target: Path, task: FusedTask) -> None:
     """Write kept inputs, or link to those that lie in the fusion's folder already."""
-    if isinstance(task.store, FolderStore):
-        if task.store.inputs.is_dir():
-            shutil.copytree(task.store.inputs, target, copy_function=link)
-        return
-    kept = task.store.kept()
-    if kept is not None and len(kept):
-        write_kept(target, kept)
+    if task.store.inputs is None:
+        kept = task.store.kept()
+        if kept is not None and len(kept):
+            write_kept(target, kept)
+    elif task.store.inputs.is_dir():
+        shutil.copytree(task.store.inputs, target, copy_function=link)
 
 
 def _read_task(
@@ -263,31 +262,24 @@ def _read_task(
         for kind in HEAD_KINDS
         if f"{kind}.weight" in tensors
     }
-    store = FolderStore(
-        origin, folder, entry["name"], heads.get("own"), names, lambda: test_rows(entry, seed)
-    )
-    labels = tuple(entry["label_names"])
+    name, own = entry["name"], heads.get("own")
     return FusedTask(
-        entry["name"],
+        name,
         entry["sha256"],
         entry["source"],
-        store,
+        stored_task(origin, folder, name, own, names, lambda: test_rows(entry, seed)),
         heads,
         entry["norm"],
         entry["individual"],
-        labels,
+        tuple(entry["label_names"]),
         dict(entry["about"]),
     )
 
 
 def _resting(task: FusedTask, folder: Path, origin: CheckpointOrigin, names: tuple[str, ...]) -> FusedTask:
     """Return a task that reads what it needs from the fusion's folder."""
-    if isinstance(task.store, FolderStore):
-        return replace(task, store=replace(task.store, folder=folder))
-    rows = task.store.test()
-    return replace(
-        task, store=FolderStore(origin, folder, task.name, task.heads.get("own"), names, lambda: rows)
-    )
+    own = task.heads.get("own")
+    return replace(task, store=stored_task(origin, folder, task.name, own, names, task.store.test))
 
 
 def _bytes(fused: Fused, origin: CheckpointOrigin) -> int:

@@ -26,8 +26,7 @@ from transship.report.figures import heat_map, lines, scatter
 from transship.verbs.merge.fusion.folder import kept_bytes, read_about
 from transship.verbs.merge.fusion.measure import StepReport, summary
 from transship.verbs.merge.fusion.task import FusedTask
-from transship.verbs.merge.tasks.model import Rows
-from transship.verbs.merge.tasks.rows import take
+from transship.verbs.merge.tasks.model import Rows, take
 
 TSNE_TASKS = 8
 TSNE_ROWS = 120

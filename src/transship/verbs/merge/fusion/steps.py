@@ -13,12 +13,11 @@ from transship.verbs.merge.fusion.choices import Choices
 from transship.verbs.merge.fusion.measure import StepReport
 from transship.verbs.merge.fusion.origin import FineTune, FusionOrigin
 from transship.verbs.merge.fusion.refresh import find_strength, refresh, scaled
-from transship.verbs.merge.fusion.task import Fused, FusedTask, Kept, MemoryStore
+from transship.verbs.merge.fusion.task import Fused, FusedTask, Kept, TaskStore
 from transship.verbs.merge.maths.states import State, Vector, norm
 from transship.verbs.merge.protocol import Arrival
 from transship.verbs.merge.tasks.heads import LABELLED, LinearHead, accuracy, carry
-from transship.verbs.merge.tasks.model import TaskModel
-from transship.verbs.merge.tasks.rows import TaskRows, TestRows, take, task_rows
+from transship.verbs.merge.tasks.model import TaskModel, TaskRows, TestRows, take, task_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +235,7 @@ def _new_task(step: Step, choices: Choices, about: Mapping[str, Any]) -> tuple[F
         step.name,
         tuned.fingerprint,
         tuned.source,
-        MemoryStore(model, kept, test, tuned.files),
+        TaskStore(lambda: model, lambda: kept, lambda: test, lambda: tuned.files),
         heads={} if model.head is None else {"own": model.head},
         norm=norm(tuned.update),
         individual=individual,

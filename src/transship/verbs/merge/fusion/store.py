@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,60 +13,32 @@ from transship.data import load as load_data
 from transship.errors import DataError, TransshipError
 from transship.geometry.maps import read_arrays, write_arrays
 from transship.verbs.merge.fusion.disk import CheckpointOrigin
-from transship.verbs.merge.fusion.task import Kept, TaskFiles
+from transship.verbs.merge.fusion.task import Kept, TaskFiles, TaskStore
 from transship.verbs.merge.tasks.heads import LinearHead
-from transship.verbs.merge.tasks.model import Rows, TaskModel
-from transship.verbs.merge.tasks.rows import TestRows, task_rows
+from transship.verbs.merge.tasks.model import Rows, TaskModel, TestRows, task_rows
 
 _KIND, _VERSION = "transship.fusion.inputs", 1
 
 
-@dataclass(frozen=True, eq=False)
-class FolderStore:
-    """A task in a fusion's folder, read when it is needed.
+def stored_task(
+    origin: CheckpointOrigin,
+    folder: Path,
+    name: str,
+    own: LinearHead | None,
+    names: tuple[str, ...],
+    find_test: Callable[[], TestRows | None],
+) -> TaskStore:
+    """Return a task in a fusion's folder, read when it is needed; `names` are the backbone's tensors."""
+    place, inputs = folder / "tasks" / name, folder / "inputs" / name
 
-    Attributes:
-        origin: the fusion's base.
-        folder: the fusion's.
-        name: the task's.
-        own: the task's own head.
-        names: the backbone's tensors.
-        find_test: finds its test rows.
-    """
+    def model() -> TaskModel:
+        headed = place.is_dir()
+        return origin.restore(name, place, own, names) if headed else origin.bare(name, own, names)
 
-    origin: CheckpointOrigin
-    folder: Path
-    name: str
-    own: LinearHead | None
-    names: tuple[str, ...]
-    find_test: Callable[[], TestRows | None]
+    def files() -> TaskFiles | None:
+        return origin.files(place, names) if place.is_dir() else None
 
-    def model(self) -> TaskModel:
-        """Return the model that runs."""
-        if not self._place.is_dir():
-            return self.origin.bare(self.name, self.own, self.names)
-        return self.origin.restore(self.name, self._place, self.own, self.names)
-
-    def kept(self) -> Kept | None:
-        """Return what is kept of its inputs."""
-        return read_kept(self.inputs)
-
-    def test(self) -> TestRows | None:
-        """Return its labelled test rows."""
-        return self.find_test()
-
-    def files(self) -> TaskFiles | None:
-        """Return what its model's folder holds beside the backbone."""
-        return self.origin.files(self._place, self.names) if self._place.is_dir() else None
-
-    @property
-    def inputs(self) -> Path:
-        """The folder of its kept inputs, which may be missing."""
-        return self.folder / "inputs" / self.name
-
-    @property
-    def _place(self) -> Path:
-        return self.folder / "tasks" / self.name
+    return TaskStore(model, lambda: read_kept(inputs), find_test, files, inputs)
 
 
 def test_rows(entry: Mapping[str, Any], seed: int) -> TestRows | None:

@@ -1,8 +1,9 @@
 """The tasks of a fusion, and what it is after a step: values that adding and removing make anew."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -11,8 +12,7 @@ from transship.checkpoints import Checkpoint
 from transship.verbs.merge.fusion.measure import StepReport
 from transship.verbs.merge.maths.states import State
 from transship.verbs.merge.tasks.heads import HeadKind, LinearHead
-from transship.verbs.merge.tasks.model import Rows, TaskModel
-from transship.verbs.merge.tasks.rows import TestRows
+from transship.verbs.merge.tasks.model import Rows, TaskModel, TestRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,46 +54,23 @@ class TaskFiles:
     linear: tuple[str, str | None] | None
 
 
-class TaskStore(Protocol):
-    """Where what a task needs lies; it is dropped after use, so that memory does not grow with the tasks."""
-
-    def model(self) -> TaskModel:
-        """Return the model that runs."""
-
-    def kept(self) -> Kept | None:
-        """Return what is kept of its inputs; None where nothing is."""
-
-    def test(self) -> TestRows | None:
-        """Return its labelled test rows; None where there are none, or no longer."""
-
-    def files(self) -> TaskFiles | None:
-        """Return what its model's folder holds beside the backbone; None in memory and without a head."""
-
-
 @dataclass(frozen=True, eq=False)
-class MemoryStore:
-    """What has just been read of a task, in memory."""
+class TaskStore:
+    """Where what a task needs is read; it is dropped after use, so that memory does not grow with the tasks.
 
-    task_model: TaskModel
-    inputs: Kept | None
-    rows: TestRows | None
-    task_files: TaskFiles | None
+    Attributes:
+        model: makes the model that runs.
+        kept: reads what is kept of its inputs; None where nothing is.
+        test: finds its labelled test rows; None where there are none, or no longer.
+        files: reads what its model's folder holds beside the backbone; None in memory and without a head.
+        inputs: the folder of its kept inputs in a saved fusion; it may be missing.
+    """
 
-    def model(self) -> TaskModel:
-        """Return the model that runs."""
-        return self.task_model
-
-    def kept(self) -> Kept | None:
-        """Return what is kept of its inputs."""
-        return self.inputs
-
-    def test(self) -> TestRows | None:
-        """Return its labelled test rows."""
-        return self.rows
-
-    def files(self) -> TaskFiles | None:
-        """Return what its model's folder holds beside the backbone."""
-        return self.task_files
+    model: Callable[[], TaskModel]
+    kept: Callable[[], Kept | None]
+    test: Callable[[], TestRows | None]
+    files: Callable[[], TaskFiles | None]
+    inputs: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -129,7 +129,7 @@ def _trained(head: LinearHead, features: Tensor, wanted: Tensor, rate: float, st
 def head_kinds(asked: str | Sequence[str], *, kept: bool) -> tuple[HeadKind, ...]:
     """Return the kinds asked for, checked; `auto` polishes carried heads where inputs are kept."""
     names: Iterable[Any] = [asked] if isinstance(asked, str) else asked
-    found: list[HeadKind] = []
+    kinds: list[HeadKind] = []
     for name in names:
         kind = ("carried-polished" if kept else "carried-once") if name == "auto" else name
         if kind not in HEAD_KINDS:
@@ -140,8 +140,8 @@ def head_kinds(asked: str | Sequence[str], *, kept: bool) -> tuple[HeadKind, ...
                 where="--heads",
                 fix="allow inputs to be kept with --keep-inputs, or choose carried-once",
             )
-        if kind not in found:
-            found.append(kind)
-    if not found:
+        if kind not in kinds:
+            kinds.append(kind)
+    if not kinds:
         raise OptionError("no kind of head is asked for", where="--heads", fix="choose auto")
-    return tuple(found)
+    return tuple(kinds)

@@ -22,8 +22,7 @@ from transship.verbs.merge.recipe.plan.steps import StepInput, TensorStep
 from transship.verbs.merge.recipe.read.sources import ModelReference
 from transship.verbs.merge.recipe.run.tensors import Tensors
 from transship.verbs.merge.tasks.folder import whole_model
-from transship.verbs.merge.tasks.model import TaskModel
-from transship.verbs.merge.tasks.rows import TaskRows, task_rows
+from transship.verbs.merge.tasks.model import TaskModel, TaskRows, task_rows
 
 INPUTS = 256  # of each task, unless the recipe says otherwise
 TRIED = 96  # the same for `weights: auto`, which reads them in every trial
