@@ -1,9 +1,9 @@
 """Run the tests where little is as on a developer's machine: `python scripts/places.py [PYTEST ARGUMENT …]`.
 
 One core; a home folder that does not exist and cannot be made; temporary files in a folder with blanks in its
-name; files that nobody else may read (umask 077); a locale of ASCII alone; a time zone a day ahead; no git
-and no browser on PATH. `--user NAME` runs the tests as that user, which only root can.
-The exit code is that of pytest, or 1 if the tests wrote into the checkout.
+name; files that nobody else may read (umask 077); 6 GB of memory at most; a locale of ASCII alone; a time
+zone a day ahead; no git and no browser on PATH. `--user NAME` runs the tests as that user, which only root
+can. The exit code is that of pytest, or 1 if the tests wrote into the checkout.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+import resource
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ PROGRAMS = (
     "tail",
     "true",
 )
+MEMORY = 6 * 10**9  # bytes of a process that are no file
 NOWHERE = "/proc/nowhere"  # not even root can make a folder there
 
 
@@ -83,6 +85,12 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
+def little(core: int) -> None:
+    """Leave this process one core and little memory."""
+    os.sched_setaffinity(0, {core})
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+
+
 def written(since: float) -> list[str]:
     """Return the files of the checkout that are newer than a time, but for caches of tools."""
     files = [(Path(at) / name).relative_to(ROOT) for at, _, names in os.walk(ROOT) for name in names]
@@ -112,7 +120,7 @@ def main() -> None:
             cwd=ROOT,
             env=place,
             umask=0o077,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            preexec_fn=lambda: little(core),
             **who,
         )
     changed = written(begin)
