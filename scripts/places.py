@@ -31,7 +31,7 @@ TESTS = (
         "tests/suites",
     ),
     *("tests/test_atomic.py", "tests/test_numerics.py", "tests/test_progress.py", "tests/test_registry.py"),
-    *("tests/verbs/merge", "tests/verbs/translate/test_stores.py", "tests/verbs/transport/test_run.py"),
+    *("tests/verbs/merge", "tests/verbs/translate/test_stores.py", "tests/verbs/transport/test_api.py"),
 )
 # git, browsers and compilers are not among them
 PROGRAMS = (

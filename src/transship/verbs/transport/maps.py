@@ -9,7 +9,7 @@ from transship.activations import SitePair, read_bias, read_weight
 from transship.activations.sites import Side
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.permutations import Axes
-from transship.verbs.transport.protocol import LayerPair, MappedMethod, TransportMethod
+from transship.verbs.transport.protocol import LayerPair, MappedMethod, StaysError, TransportMethod
 from transship.verbs.transport.statistics import Statistics
 
 
@@ -21,8 +21,8 @@ class Maps:
         self._fitted: dict[Any, LinearMap] = {}
         self._units: tuple[Any, Moments | None] = (None, None)
 
-    def layer(self, pair: SitePair, vector: bool, *, gain: bool = False) -> LayerPair | str:
-        """Return what the method is handed for a pair, or the reason why it cannot be.
+    def layer(self, pair: SitePair, vector: bool, *, gain: bool = False) -> LayerPair:
+        """Return what the method is handed for a pair; raise `StaysError` where it cannot be.
 
         A vector is the site's bias, unless it is the `gain` of a norm.
         """
@@ -30,43 +30,40 @@ class Maps:
         site = pair.target
         inputs = outputs = gradients = None
         if needs.parts:
-            if not vector and not self._has(pair, "input"):
-                return self._missing(pair, "input")
-            if not self._has(pair, "output"):
-                return self._missing(pair, "output")
+            if not vector:
+                self._require(pair, "input")
+            self._require(pair, "output")
             inputs = None if vector else self._seen(pair, "input")
             outputs = self._seen(pair, "output")
         if needs.gradients:
             gradients = self._gradient(pair)
-            if gradients is None:
-                return "it takes no part in the loss, so there is no gradient to align"
         shape = (site.out_width,) if vector else (site.out_width, site.in_width)
         if needs.same_shape and any(
             (other.out_width, other.in_width) != (site.out_width, site.in_width) for other, _ in pair.sources
         ):
-            return f"'{self.method.name}' moves between equal shapes only"
+            raise StaysError(f"'{self.method.name}' moves between equal shapes only")
         descent = self.descent(pair, bias=vector and not gain)
-        if isinstance(descent, str):
-            return descent
         if descent is not None:
             descent = read_bias(site, descent) if vector else read_weight(site, descent)
         orders = self._orders(pair)
         if needs.permutations and orders[0 if vector else 1] is None and orders[0] is None:
-            return "its units belong to no group that can be permuted"
+            raise StaysError("its units belong to no group that can be permuted")
         # what is drawn is drawn by this name: the two vectors of a norm must not be drawn alike
         name = f"{pair.name}.gain" if gain else pair.name
         return LayerPair(
             name, shape, inputs, outputs, gradients, descent, orders[1], orders[0], seed=self.seed
         )
 
-    def descent(self, pair: SitePair, *, bias: bool) -> Tensor | str | None:
-        """Return −∂L/∂θ_B of a site's own bias or weight as it is stored, or why there is none; None for
-        methods that do not read it.
+    def descent(self, pair: SitePair, *, bias: bool) -> Tensor | None:
+        """Return −∂L/∂θ_B of a site's own bias or weight as it is stored; None for methods that do not read
+        it.
         """
         if not self.method.needs.descent:
             return None
         parameter = pair.target.bias if bias else pair.target.weight
-        return self.statistics.descent.get(parameter or "", "the target's loss has no gradient here")
+        if parameter is None or parameter not in self.statistics.descent:
+            raise StaysError("the target's loss has no gradient here")
+        return self.statistics.descent[parameter]
 
     def _orders(self, pair: SitePair) -> tuple[Tensor | None, Tensor | None]:
         """Return the (output, input) order of a pair; the identity where an axis is in no group."""
@@ -118,18 +115,18 @@ class Maps:
             key = (side, pair.name)
         return key
 
-    def space(self, pair: SitePair, side: Side) -> LinearMap | str | None:
+    def space(self, pair: SitePair, side: Side) -> LinearMap | None:
         """Return the method's map of what enters (or leaves) a pair, as a map of a space by activations; None
         where the method has no maps.
         """
         needs = self.method.needs
-        if needs.parts and not self._has(pair, side):
-            return self._missing(pair, side)
+        if needs.parts:
+            self._require(pair, side)
         width = pair.target.in_width if side == "input" else pair.target.out_width
         if needs.same_shape and any(
             (other.in_width if side == "input" else other.out_width) != width for other, _ in pair.sources
         ):
-            return f"'{self.method.name}' moves between equal shapes only"
+            raise StaysError(f"'{self.method.name}' moves between equal shapes only")
         out, into = self._orders(pair)
         order = into if side == "input" else out
         moments = self._moments(pair, side) if needs.parts else None
@@ -139,35 +136,37 @@ class Maps:
             return self.map(pair, layer, side)
         return self.method.space_map(layer)
 
-    def stream(self, stack: str) -> SitePair | None:
+    def stream(self, stack: str) -> SitePair:
         """Return the first blocks of a stack, which the residual stream enters."""
         for pair in self.statistics.matching.pairs:
             # a table that several stacks share stands in the first of them, the encoder's
             if pair.target.kind == "block" and pair.target.block == 0 and stack in ("", pair.target.stack):
                 return pair
-        return None
+        raise StaysError("the model has no residual stream that enters a first block")
 
-    def residual(self, pair: SitePair) -> LinearMap | str | None:
+    def residual(self, pair: SitePair) -> LinearMap | None:
         """Return the map of the stream that enters a first block."""
         return self.space(pair, "input") if self.statistics.orders is None else self._permuted_residual(pair)
 
-    def _permuted_residual(self, pair: SitePair) -> LinearMap | str | None:
+    def _permuted_residual(self, pair: SitePair) -> LinearMap | None:
         assert self.statistics.orders is not None
         orders, _ = self.statistics.orders
         stem = f"{pair.target.stack}.residual"
         order = orders.get(stem, orders.get(f"{stem}.0"))
         if order is None:
-            return "the residual stream was not matched"
+            raise StaysError("the residual stream was not matched")
         return self.method.space_map(LayerPair(pair.name, (len(order), len(order)), input_order=order))
 
     def _has(self, pair: SitePair, side: Side) -> bool:
         return self.statistics.collected is not None and self.statistics.collected.has(pair, side)
 
-    def _missing(self, pair: SitePair, side: Side) -> str:
+    def _require(self, pair: SitePair, side: Side) -> None:
+        if self._has(pair, side):
+            return
         collected = self.statistics.collected
         skipped = () if collected is None else collected.skipped
         reason = next((skip.reason for skip in skipped if (skip.pair, skip.side) == (pair.name, side)), None)
-        return f"its {side} was not collected" + (f": {reason}" if reason else "")
+        raise StaysError(f"its {side} was not collected" + (f": {reason}" if reason else ""))
 
     def _moments(self, pair: SitePair, side: Side) -> Moments:
         assert self.statistics.collected is not None
@@ -219,13 +218,14 @@ class Maps:
             behind = behind or side == "input"
         return total if behind else None
 
-    def _gradient(self, pair: SitePair) -> Moments | None:
+    def _gradient(self, pair: SitePair) -> Moments:
         total: Moments | None = None
         for site, weight in pair.sources:
             part = self.statistics.gradients.get((pair.name, site.name))
             if part is None:
-                return None
+                raise StaysError("it takes no part in the loss, so there is no gradient to align")
             if len(pair.sources) > 1:
                 part = part.scaled(weight / max(float(part.part("ab").norm()), 1e-300))
             total = part if total is None else total + part
+        assert total is not None
         return total

@@ -20,6 +20,7 @@ from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.protocol import (
     LayerPair,
+    StaysError,
     TransportMethod,
     move,
     move_factors,
@@ -151,19 +152,20 @@ class Mover:
             changed = [name for name in names if name in self.update]
             if not changed or parameter is None:
                 continue
-            moved = self._tensor(pair, vector=parameter == site.bias)
             parts = [(source.name, parameter == site.bias) for source, _ in pair.sources]
-            if isinstance(moved, str):
-                self.reasons.update(dict.fromkeys(changed, moved))
-                self.part_reasons.update(dict.fromkeys(parts, moved))
+            try:
+                moved = self._tensor(pair, vector=parameter == site.bias)
+            except StaysError as reason:
+                self.reasons.update(dict.fromkeys(changed, str(reason)))
+                self.part_reasons.update(dict.fromkeys(parts, str(reason)))
                 continue
             self.used.update(changed)
             self.moved_parts.update(parts)
             self._put(site, parameter, moved)
             self._plain_report(pair, parameter, moved)
 
-    def _tensor(self, pair: SitePair, *, vector: bool) -> Tensor | str:
-        """Return the moved change of a site's weight or bias, or the reason why it stays."""
+    def _tensor(self, pair: SitePair, *, vector: bool) -> Tensor:
+        """Return the moved change of a site's weight or bias; raise `StaysError` where it cannot be."""
         kind, role = pair.target.kind, pair.target.role
         if role == "head":
             return self.tables.head(pair, vector)
@@ -174,8 +176,6 @@ class Mover:
         if kind == "parameter":
             return self.tables.number(pair)
         layer = self.maps.layer(pair, vector)
-        if isinstance(layer, str):
-            return layer
         change = self.changes.of(pair, vector)
         if vector:
             moved = self._vector(change, layer, pair)
@@ -187,12 +187,10 @@ class Mover:
         self._report(pair, layer, change, moved, vector, vector)
         return moved
 
-    def _norm(self, pair: SitePair, vector: bool) -> Tensor | str:
+    def _norm(self, pair: SitePair, vector: bool) -> Tensor:
         if self.roles.norms == "keep":
-            return "norms are kept (roles)"
+            raise StaysError("norms are kept (roles)")
         layer = self.maps.layer(pair, True, gain=not vector)
-        if isinstance(layer, str):
-            return layer
         change = self.changes.of(pair, vector, flat=True)
         if not vector and self.roles.norms == "diagonal" and self.method.mapped is not None:
             matrix = self.maps.map(pair, layer, "output").matrix
@@ -285,8 +283,9 @@ class Mover:
         moved_down: Tensor | None = None
         moved_up = torch.zeros(sum(pair.target.out_width for pair in pairs), down.shape[0])
         for pair in pairs:
-            layer = self.maps.layer(pair, False)
-            if isinstance(layer, str):
+            try:
+                layer = self.maps.layer(pair, False)
+            except StaysError:
                 return None
             parts = zip(pair.sources, factors, strict=True)
             up = torch.cat([weight * read_bias(site, upper) for (site, weight), (upper, _) in parts], 1)

@@ -160,14 +160,23 @@ def match_units(
     matched = {
         group: _match_heads(touching[group], count)
         for group, count in counts.items()
-        if count
-        and orders[group].numel() % count == 0
-        and not any(len(weight.groups) == 0 for weight, _ in touching[group])
+        if count and orders[group].numel() % count == 0
     }
+    _descend(orders, touching, matched, sweeps, seed)
+    return orders, axes
+
+
+def _descend(
+    orders: Orders,
+    touching: Mapping[str, list[tuple[_Weight, int]]],
+    matched: Mapping[str, Tensor],
+    sweeps: int,
+    seed: int,
+) -> None:
+    """Improve the orders group by group until a sweep changes nothing; `matched` heads stay matched."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "rebasin"))
     for _ in range(sweeps):
-        changed = False
-        names = list(orders)
+        changed, names = False, list(orders)
         for index in torch.randperm(len(names), generator=generator).tolist():
             group = names[index]
             gain = _gain(touching[group], group, orders)
@@ -178,7 +187,6 @@ def match_units(
                 orders[group], changed = order, True
         if not changed:
             break
-    return orders, axes
 
 
 def _weights(

@@ -100,6 +100,10 @@ class LayerPair:
         return moments
 
 
+class StaysError(Exception):
+    """A change is not moved; says why."""
+
+
 class TransportMethod(Method):
     """A way of moving an update from a source layer to a target layer. Frozen dataclass; no state, no
     files.

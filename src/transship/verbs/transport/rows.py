@@ -95,12 +95,7 @@ def draw(
         )
     train = rows_to_fit(dataset)
     count = batches * batch_size
-    if shots is not None:
-        # by place: ids of the data need not tell rows apart
-        places = dataclasses.replace(train, ids=np.arange(len(train)), has_ids=False)
-        rows = places.per_class(shots, seed=seed, allow_fewer=True).ids
-    else:
-        rows = _order(len(train), seed)[:count]
+    rows = _order(len(train), seed)[:count] if shots is None else _per_class(train, shots, seed)
     left = np.setdiff1d(np.arange(len(train)), rows)
     left = left[np.random.default_rng(derive_seed(seed, "rest")).permutation(len(left))]
     validation = rows_to_choose(dataset)
@@ -117,12 +112,14 @@ def draw(
         held = rows[: max(1, len(rows) // 4)]
     more = left[: max(0, head_inputs - len(rows))]
     calibration = train.subset(rows)
+    if validation is not None and validation.labels is None:
+        validation = None
     return Draws(
         _listed(calibration),
         _listed(train.subset(np.concatenate([rows, more]).astype(np.int64))),
         _listed(train.subset(held)),
-        None if validation is None or validation.labels is None else _listed(validation),
-        None if validation is None or validation.labels is None else torch.as_tensor(validation.labels),
+        None if validation is None else _listed(validation),
+        None if validation is None else torch.as_tensor(validation.labels),
         None if calibration.labels is None else torch.as_tensor(calibration.labels),
         dataset.label_names,
         dataset.name,
@@ -135,6 +132,12 @@ def draw_kept(keep: Any, head_inputs: int, batch_size: int, seed: int) -> Sequen
     """Return the raw inputs of the target's own domain on which a carried head keeps its answers."""
     batches = max(1, head_inputs // batch_size)
     return draw(keep, batches=batches, batch_size=batch_size, seed=seed).calibration
+
+
+def _per_class(train: Dataset, shots: int, seed: int) -> Any:
+    # by place: ids of the data need not tell rows apart
+    places = dataclasses.replace(train, ids=np.arange(len(train)), has_ids=False)
+    return places.per_class(shots, seed=seed, allow_fewer=True).ids
 
 
 def _order(count: int, seed: int) -> Any:

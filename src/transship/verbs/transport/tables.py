@@ -16,7 +16,7 @@ from transship.activations.tokens import grid_weights, resample_weights
 from transship.geometry import LinearMap
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.permutations import attention_heads
-from transship.verbs.transport.protocol import LayerPair
+from transship.verbs.transport.protocol import LayerPair, StaysError
 from transship.verbs.transport.settings import Roles
 from transship.verbs.transport.weights import Changes
 
@@ -28,9 +28,8 @@ _SHIFTED_POSITIONS = frozenset(
 Rows = tuple[Int[Tensor, " shared"], Int[Tensor, " shared"]]
 
 
-def vocabulary_rows(source: LoadedModel, target: LoadedModel, size_a: int, size_b: int) -> Rows | str:
-    """Return (rows of the source, rows of the target) of the strings that both vocabularies have, or a
-    reason.
+def vocabulary_rows(source: LoadedModel, target: LoadedModel, size_a: int, size_b: int) -> Rows:
+    """Return (rows of the source, rows of the target) of the strings that both vocabularies have.
 
     Marks of word starts and continuations (`Ġ`, `▁`, `##`) are read alike. Two models without tokenizers that
     have tables of one size are taken to share the order.
@@ -43,11 +42,11 @@ def vocabulary_rows(source: LoadedModel, target: LoadedModel, size_a: int, size_
         if size_a == size_b:
             rows = torch.arange(size_a)
             return rows, rows
-        return f"no tokenizer says which of {size_a} and {size_b} rows correspond"
+        raise StaysError(f"no tokenizer says which of {size_a} and {size_b} rows correspond")
     words_a, words_b = (_canonical(table, size) for table, size in zip(tables, (size_a, size_b), strict=True))
     shared = [word for word in words_b if word in words_a]
     if not shared:
-        return "the two vocabularies share no string"
+        raise StaysError("the two vocabularies share no string")
     return torch.tensor([words_a[word] for word in shared]), torch.tensor([words_b[word] for word in shared])
 
 
@@ -94,14 +93,14 @@ def position_weights(
     return weights
 
 
-def patch_map(kernel_a: tuple[int, ...], kernel_b: tuple[int, ...]) -> LinearMap | str:
-    """Return T_in (c·p_a² × c·p_b²) for patch kernels (channels, height, width), or a reason.
+def patch_map(kernel_a: tuple[int, ...], kernel_b: tuple[int, ...]) -> LinearMap:
+    """Return T_in (c·p_a² × c·p_b²) for patch kernels (channels, height, width).
 
     With R the bilinear resize of a patch, ⟨w_B, R x⟩ = ⟨w_A, x⟩ has the least-squares solution w_B = (Rᵀ)⁺
     w_A.
     """
     if kernel_a[0] != kernel_b[0] or len(kernel_a) != 3:
-        return f"patches of {kernel_a[0]} and {kernel_b[0]} channels"
+        raise StaysError(f"patches of {kernel_a[0]} and {kernel_b[0]} channels")
     if kernel_a == kernel_b:
         width = int(torch.tensor(kernel_a).prod())
         return LinearMap(torch.eye(width, dtype=torch.float64), kind="identity", rank=width)
@@ -150,70 +149,56 @@ class Tables:
         self.source, self.target = changes.source, changes.target
         self.method = maps.method
 
-    def head(self, pair: SitePair, vector: bool) -> Tensor | str:
+    def head(self, pair: SitePair, vector: bool) -> Tensor:
         """A head's weight or bias: outputs by correspondence, inputs by the map of its features."""
         if self.roles.head == "keep":
-            return "the head is kept (roles)"
+            raise StaysError("the head is kept (roles)")
         change = self.changes.of(pair, vector)
         rows = self._outputs(pair, change.shape[0])
-        if isinstance(rows, str):
-            return rows
         descent = self.maps.descent(pair, bias=vector)
-        if isinstance(descent, str):
-            return descent
         site = pair.target
         if vector:
             down = None if descent is None else read_bias(site, descent)
             return self._numbers(pair, change[rows[0]], rows[1], (site.out_width,), down)
         space = self.maps.space(pair, "input")
-        if isinstance(space, str):
-            return space
         down = None if descent is None else read_weight(site, descent)
         return self._rows(pair, change[rows[0]], rows[1], (site.out_width, site.in_width), space, down)
 
-    def number(self, pair: SitePair) -> Tensor | str:
+    def number(self, pair: SitePair) -> Tensor:
         """A parameter of one element, such as a scale of logits: it has no direction to turn."""
         change = self.changes.of(pair, False)
         shape = self.changes.parameters[pair.target.weight or ""].shape
         if change.numel() != 1 or change.shape != shape:
-            return "it is no linear map and no known role"
+            raise StaysError("it is no linear map and no known role")
         descent = self.maps.descent(pair, bias=False)
-        if isinstance(descent, str):
-            return descent
         down = None if descent is None else descent.reshape(1)
         return self._numbers(pair, change.reshape(1), torch.zeros(1, dtype=torch.long), (1,), down)
 
-    def table(self, pair: SitePair, vector: bool) -> Tensor | str:
+    def table(self, pair: SitePair, vector: bool) -> Tensor:
         """Embeddings, positions, special tokens, patch kernels: rows by correspondence, columns by the
         residual map.
         """
         site, role = pair.target, pair.target.role
         if _choice(role, self.roles) == "keep":
-            return f"{role} is kept (roles)"
+            raise StaysError(f"{role} is kept (roles)")
         if role == "embedding.relative":
             return self._relative(pair)
         stream = self.maps.stream(site.stack)
-        if stream is None:
-            return "the model has no residual stream that enters a first block"
         space = self.maps.residual(stream)
-        if isinstance(space, str):
-            return space
         if site.kind == "conv":
             return self._patches(pair, vector, space)
         change = self.changes.of(pair, vector, flat=True)
         width = stream.source.in_width if space is None else space.width_source
         if change.shape[-1] != width:
-            return f"its width {change.shape[-1]} is not that of the residual stream"
+            raise StaysError(f"its width {change.shape[-1]} is not that of the residual stream")
         shape = tuple(self.changes.parameters[site.weight or ""].shape)
         flat = math.prod(shape[:-1]), shape[-1]
         entries = self._entries(pair, change.reshape(-1, width), flat[0])
         descent = self.maps.descent(pair, bias=False)
-        if isinstance(entries, str) or isinstance(descent, str):
-            return entries if isinstance(entries, str) else str(descent)
         down = None if descent is None else descent.reshape(flat)
         return self._rows(pair, *entries, flat, space, down).reshape(shape)
 
-    def _outputs(self, pair: SitePair, count: int) -> Rows | str:
+    def _outputs(self, pair: SitePair, count: int) -> Rows:
         """Return which outputs of the two heads are the same: all of them, or those of shared strings."""
         widths = pair.source.out_width, pair.target.out_width
         sizes = [getattr(model.config, "vocab_size", None) for model in (self.source, self.target)]
@@ -221,14 +206,14 @@ class Tables:
             return torch.arange(count), torch.arange(count)
         if widths[0] == sizes[0] or widths[1] == sizes[1]:
             return vocabulary_rows(self.source, self.target, *widths)
-        return "the two heads speak of different outputs; `carry` fits a head for the target"
+        raise StaysError("the two heads speak of different outputs; `carry` fits a head for the target")
 
-    def _entries(self, pair: SitePair, change: Tensor, count: int) -> tuple[Tensor, Tensor] | str:
+    def _entries(self, pair: SitePair, change: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the changes that have a place in a table of `count` rows, and their places."""
         role, site = pair.target.role, pair.target
         if role == "embedding.token":
             rows = vocabulary_rows(self.source, self.target, change.shape[0], count)
-            return rows if isinstance(rows, str) else (change[rows[0]], rows[1])
+            return change[rows[0]], rows[1]
         if role == "embedding.position":
             weights = position_weights(self.source, self.target, site.stack, change.shape[0], count)
             places = weights.abs().sum(1).nonzero()[:, 0]
@@ -236,13 +221,11 @@ class Tables:
         shared = min(count, change.shape[0])
         return change[:shared], torch.arange(shared)
 
-    def _patches(self, pair: SitePair, vector: bool, space: LinearMap | None) -> Tensor | str:
+    def _patches(self, pair: SitePair, vector: bool, space: LinearMap | None) -> Tensor:
         """A patch embedding: pixels resampled, what they make turned with the residual stream."""
         site = pair.target
         change = self.changes.of(pair, vector, flat=True)
         descent = self.maps.descent(pair, bias=vector)
-        if isinstance(descent, str):
-            return descent
         if vector:
             rows, down = change[None], None if descent is None else descent[None]
         else:
@@ -251,15 +234,13 @@ class Tables:
                 tuple(self.changes.parameters[site.weight or ""].shape[1:]),
             )
             pixels = patch_map(*kernels)
-            if isinstance(pixels, str):
-                return pixels
             rows = (change.double() @ pixels.matrix).T.to(change.dtype)
             down = None if descent is None else read_weight(site, descent).T
         shape = rows.shape[0], site.out_width
         moved = self._rows(pair, rows, torch.arange(shape[0]), shape, space, down, bias=vector)
         return moved[0] if vector else moved.T
 
-    def _relative(self, pair: SitePair) -> Tensor | str:
+    def _relative(self, pair: SitePair) -> Tensor:
         change = self.changes.of(pair, False, flat=True)
         shape = self.changes.parameters[pair.target.weight or ""].shape
         query = next(
@@ -271,17 +252,15 @@ class Tables:
             ),
             None,
         )
-        space = "the block has no query" if query is None else self.maps.space(query, "output")
-        if isinstance(space, str):
-            return space
+        if query is None:
+            raise StaysError("the block has no query")
+        space = self.maps.space(query, "output")
         mixing = None
         if space is not None:
             mixing = head_mixing(space, attention_heads(self.source), attention_heads(self.target))
         if (space is not None and mixing is None) or change.shape[0] != shape[0]:
-            return f"a table of {tuple(change.shape)} has no partner in {tuple(shape)}"
+            raise StaysError(f"a table of {tuple(change.shape)} has no partner in {tuple(shape)}")
         descent = self.maps.descent(pair, bias=False)
-        if isinstance(descent, str):
-            return descent
         turn = None if mixing is None else LinearMap(mixing, kind="heads", rank=min(mixing.shape))
         return self._rows(pair, change, torch.arange(shape[0]), (shape[0], shape[1]), turn, descent)
 

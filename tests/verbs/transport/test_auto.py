@@ -1,0 +1,171 @@
+"""Carried heads, the automatic choice, path steps and evaluation, on small models whose answers are known."""
+
+import numpy as np
+import pytest
+import torch
+
+from transship.activations import load_model
+from transship.activations.readout import Readout
+from transship.verbs.transport import Request, Settings, kinship, make_plan, transport
+from transship.verbs.transport.models import zero_shot
+
+
+def test_relatives_are_told_by_their_weights(kit):
+    source = kit.tiny_vit()
+    assert kinship(load_model(source), load_model(kit.nudge(source, size=0.2))).related
+    strangers = kinship(load_model(source), load_model(kit.tiny_vit(seed=4)))
+    assert not strangers.related
+    assert "strangers" in strangers.sentence()
+    assert not kinship(load_model(source), load_model(kit.tiny_vit(48))).cosines
+
+
+@pytest.mark.slow
+def test_a_published_relative_is_told_block_by_block(models_dir):
+    source = load_model(models_dir / "minilm-l6")
+    relative = kinship(source, load_model(models_dir / "bge-small"))
+    assert relative.partners == {2 * block: block for block in range(6)}
+    assert "relatives" in relative.sentence()
+    stranger = kinship(source, load_model(models_dir / "granite-small"))
+    assert stranger.cosines
+    assert not stranger.partners
+    assert "strangers" in stranger.sentence()
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "read"),
+    [
+        ("gradfix", {"vote": "max"}, {"vote": "max"}),
+        ("transfusion", {"residual": "segments", "sweeps": 3}, {"residual": "segments", "sweeps": 3}),
+    ],
+)
+def test_every_part_of_a_path_is_prepared_with_the_methods_own_options(
+    kit, monkeypatch, method, options, read
+):
+    from transship.verbs.transport import statistics
+
+    seen: list[dict] = []
+
+    def spying(name, found):
+        def spy(*given, **named):
+            seen.append({key: named.get(key) for key in read})
+            return found(*given, **named)
+
+        monkeypatch.setattr(statistics, name, spy)
+
+    spying("weight_descent", statistics.weight_descent)
+    spying("match_units", statistics.match_units)
+    source = kit.tiny_vit()
+    models = source, kit.nudge(source), kit.tiny_vit(seed=4)
+    given = {"data": kit.pictures(32), "strength": 1.0, "batches": 1, "path_steps": 3}
+    transport(*models, method=method, options=options, **given)
+    assert seen == [read] * 3
+
+
+def test_validation_labels_meet_the_fine_tunes_classes_by_name(kit):
+    from transship.data import wrap
+
+    tuned = kit.tiny_vit()
+    tuned.config.id2label = dict(enumerate(("wolf", "Bear", "sea lion", "ant", "cow")))
+    images = kit.pictures(60)
+    names = ["ant", "bear", "cow", "sea_lion", "wolf"]
+
+    def planned(labels):
+        source = kit.tiny_vit()
+        fine_tune = kit.nudge(source)
+        fine_tune.config.id2label = tuned.config.id2label
+        models = {"source": source, "tuned": fine_tune, "target": kit.tiny_vit(48, seed=4)}
+        data = wrap(images, labels, kind="array")
+        return make_plan(Request(data=data, settings=Settings(batches=1), **models))
+
+    plan = planned([names[row % 5] for row in range(60)])
+    order = [3, 1, 4, 2, 0]  # of ant, bear, cow, sea_lion, wolf among the fine-tune's
+    assert plan.labels.tolist() == [order[label] for label in plan.draws.labels.tolist()]
+    assert planned([(*names[:4], "whale")[row % 5] for row in range(60)]).labels == (
+        "the fine-tune has no class 'whale'"
+    )
+    assert planned([row % 4 for row in range(60)]).labels == "the data has 4 classes and the fine-tune 5"
+
+
+@pytest.mark.slow
+def test_auto_takes_the_plain_update_between_relatives_and_says_why(kit):
+    source = kit.tiny_vit()
+    tuned = kit.nudge(source, size=0.3)
+    relative = kit.nudge(source, size=0.02, seed=8)
+    result = transport(source, tuned, relative, data=kit.pictures(600), batches=3)
+    assert {one.method for one in result.candidates} >= {
+        "identity",
+        "theseus",
+        "gradient",
+        "carry, body theseus",
+    }
+    assert "relatives" in result.notes[0]
+    assert result.notes[1].startswith(f"'{result.method}' was taken")
+    best = max(one.agreement for one in result.candidates if not one.method.startswith("carry"))
+    assert best > 0.9
+    assert result.method in ("identity", "theseus", "gradient")
+
+
+@pytest.mark.slow
+def test_path_steps_of_a_twin_are_exact_too(kit):
+    source = kit.tiny_vit().double()
+    twin = kit.permuted_vit(source)
+    tuned = kit.nudge(source)
+    images = kit.pictures(128).astype(np.float64)
+    result = transport(
+        source, tuned, twin, data=images, method="theseus", strength=1.0, batches=4, path_steps=2
+    )
+    fresh = kit.pictures(16, seed=5).astype(np.float64)
+    assert float((kit.logits(result.model(), fresh) - kit.logits(tuned, fresh)).abs().max()) < 1e-4
+
+
+def test_a_clip_model_classifies_by_its_text_tower(kit):
+    from transformers import CLIPConfig, CLIPModel
+
+    from transship.activations import LoadedModel
+
+    torch.manual_seed(0)
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = CLIPModel(
+        CLIPConfig(
+            text_config={
+                **tower,
+                "vocab_size": 50,
+                "max_position_embeddings": 16,
+                "eos_token_id": 2,
+                "bos_token_id": 1,
+            },
+            vision_config={**tower, "image_size": 28, "patch_size": 7},
+            projection_dim=16,
+        )
+    ).eval()
+
+    def texts(words):
+        ids = torch.tensor(
+            [
+                [1, *(3 + ord(sign) % 40 for sign in word[:10]), 2] + [2] * (10 - len(word[:10]))
+                for word in words
+            ]
+        )
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def preprocess(rows):
+        return texts(rows) if isinstance(rows[0], str) else {"pixel_values": torch.from_numpy(np.stack(rows))}
+
+    clip = LoadedModel("clip", model, model.config, custom=preprocess)
+    classes = ("cat", "dog", "bird")
+    made = zero_shot(clip, classes, ("{}", "a {}"))
+    images = kit.pictures(6, channels=3)
+    reading = Readout(made).all(list(images))
+    with torch.no_grad():
+        words = torch.stack(
+            [
+                torch.nn.functional.normalize(
+                    model.get_text_features(**texts([name, f"a {name}"])).pooler_output, dim=1
+                ).mean(0)
+                for name in classes
+            ]
+        )
+        pictures = model.get_image_features(pixel_values=torch.from_numpy(images)).pooler_output
+        cosines = torch.nn.functional.cosine_similarity(pictures[:, None], words[None], dim=2)
+    torch.testing.assert_close(reading.outputs, 100 * cosines, atol=1e-3, rtol=1e-4)
+    assert Readout(made).task == "classes"
