@@ -23,9 +23,10 @@ from transship.verbs.transport import (
 )
 from transship.verbs.transport import apply as apply_method
 from transship.verbs.transport.account import Choice
+from transship.verbs.transport.move import move
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.rows import Draws, draw_kept
-from transship.verbs.transport.runner import choose_strength, fit_head, move
+from transship.verbs.transport.runner import choose_strength, fit_head
 from transship.verbs.transport.teacher import Teacher, teach
 from transship.verbs.transport.weights import Kinship, kinship
 

@@ -9,7 +9,7 @@ from transship.geometry import LinearMap
 from transship.verbs.transport import Request, Settings, make_plan, prepare, transport
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.methods.theseus import Theseus
-from transship.verbs.transport.protocol import move
+from transship.verbs.transport.protocol import move_matrix
 
 WIDTHS = [(32, 48), (48, 32), (32, 32)]
 
@@ -53,7 +53,7 @@ def test_maps_between_two_models_keep_the_norm_of_every_wider_layer_and_no_narro
         for name, (t_in, t_out) in fitted_maps(kit, widths).items():
             shape = t_out.width_source, t_in.width_source
             update = torch.randn(shape, generator=generator, dtype=torch.float64)
-            kept = float(move(update, t_in, t_out).norm() / update.norm())
+            kept = float(move_matrix(update, t_in, t_out).norm() / update.norm())
             if widths[0] < widths[1]:
                 assert abs(kept - 1.0) < 1e-10, name
             else:

@@ -183,7 +183,7 @@ def test_labels_that_are_not_one_per_word_are_refused_before_any_work(taggers, k
 
 
 def test_numbers_stand_for_the_classes_of_a_tagger_without_names(taggers):
-    from transship.verbs.transport.words import Words, word_labels
+    from transship.verbs.transport.rows import Words, word_labels
 
     texts = ["bad ken", "gog"]
     words = Words(texts, (((0, 3), (4, 7)), ((0, 3),)), "text", ((True, True), (True,)))

@@ -10,11 +10,11 @@ from transship.errors import MatchError, OptionError
 from transship.progress import Progress, quiet
 from transship.registry import build_method, method_class, method_names
 from transship.verbs.transport.account import Candidate, Choice
-from transship.verbs.transport.move import Moved
+from transship.verbs.transport.move import Moved, move
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result, result_of
-from transship.verbs.transport.runner import apply, choose_strength, fit_head, move, move_and_choose, score
+from transship.verbs.transport.runner import apply, choose_strength, fit_head, move_and_choose, score
 from transship.verbs.transport.statistics import Prepared, prepare
 from transship.verbs.transport.weights import shifted
 

@@ -13,9 +13,8 @@ from transship.data import Dataset
 from transship.data.use import rows_to_measure, unused_rows
 from transship.errors import DataError, OptionError
 from transship.verbs.transport.models import require_readable
-from transship.verbs.transport.rows import Draws, as_classes, as_dataset, as_outputs
+from transship.verbs.transport.rows import Draws, Words, as_classes, as_dataset, as_outputs, word_labels
 from transship.verbs.transport.teacher import read_tokens
-from transship.verbs.transport.words import Words, word_labels
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transship import parallel
 from transship.activations import LoadedModel, Matching, load_model, match_sites, parameter_names
 from transship.activations.loading import has_head, values_of
-from transship.activations.readout import Readout
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.errors import CheckpointError, DataError, MatchError, OptionError, TransshipError
@@ -192,11 +191,6 @@ def _related(base: Participant, tuned: Participant) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def shares_outputs(source: Participant, target: Participant) -> bool:
-    """Return whether the heads of both base models speak of the same outputs."""
-    return Readout(source.model).shares_outputs(Readout(target.model))
 
 
 def match_participants(source: Participant, target: Participant, depth: Depth) -> Matching:

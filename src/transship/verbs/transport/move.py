@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from transship.activations import (
-    LoadedModel,
     Site,
     SitePair,
     read_bias,
@@ -18,18 +17,18 @@ from transship.activations import (
 )
 from transship.geometry import LinearMap, Moments
 from transship.verbs.transport.maps import Maps
+from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import (
     LayerPair,
     StaysError,
     TransportMethod,
-    move,
     move_factors,
+    move_matrix,
     move_vector,
 )
-from transship.verbs.transport.settings import Roles
 from transship.verbs.transport.statistics import Statistics
 from transship.verbs.transport.tables import Tables
-from transship.verbs.transport.weights import Changes, SourceUpdate
+from transship.verbs.transport.weights import Changes
 
 Factors = tuple[Tensor, Tensor]
 _NO_PARTNER = "the target has no partner for it"
@@ -107,27 +106,23 @@ class Moved:
         return math.sqrt(sum(float(change.double().square().sum()) for change in self.dense.values()))
 
 
+def move(plan: Plan, statistics: Statistics, method: TransportMethod) -> Moved:
+    """Return the update that a method makes for the target: every change is moved, or listed with the
+    reason why not.
+    """
+    return Mover(plan, statistics, method).run()
+
+
 class Mover:
     """One pass over the target's sites with one method."""
 
-    def __init__(
-        self,
-        source: LoadedModel,
-        target: LoadedModel,
-        update: SourceUpdate,
-        statistics: Statistics,
-        method: TransportMethod,
-        *,
-        roles: Roles,
-        shares_outputs: bool,
-        seed: int = 0,
-    ) -> None:
-        self.source, self.target, self.update = source, target, update
-        self.method, self.roles = method, roles
-        self.changes = Changes(source, target, update)
+    def __init__(self, plan: Plan, statistics: Statistics, method: TransportMethod) -> None:
+        self.source, self.update = plan.source.model, plan.update
+        self.method, self.roles = method, plan.settings.roles
+        self.changes = Changes(self.source, plan.target.model, self.update)
         self.matching = statistics.matching
-        self.maps = Maps(statistics, method, seed)
-        self.tables = Tables(self.changes, self.maps, roles, shares_outputs)
+        self.maps = Maps(statistics, method, plan.settings.seed)
+        self.tables = Tables(plan, self.changes, self.maps)
         self.moved = Moved()
         self.used: set[str] = set()
         self.reasons: dict[str, str] = {}
@@ -181,7 +176,7 @@ class Mover:
             moved = self._vector(change, layer, pair)
         elif self.method.mapped is not None:
             maps = self.maps.map(pair, layer, "input"), self.maps.map(pair, layer, "output")
-            moved = move(self.method.carried(change, layer), *maps)
+            moved = move_matrix(self.method.carried(change, layer), *maps)
         else:
             moved = self.method.transport(change, layer)
         self._report(pair, layer, change, moved, vector, vector)

@@ -17,7 +17,6 @@ from transship.report import Facts, Page, Section
 from transship.verbs.transport.labelled import MeasureRows
 from transship.verbs.transport.models import (
     Participant,
-    shares_outputs,
 )
 from transship.verbs.transport.protocol import Needs, TransportMethod
 from transship.verbs.transport.rows import Draws
@@ -81,11 +80,6 @@ class Plan:
     def own_head(self) -> bool:
         """Whether the target's own head answers in the fine-tune's terms."""
         return self.tuned_readout.shares_outputs(self.target_readout)
-
-    @property
-    def shares_outputs(self) -> bool:
-        """Whether the heads of both base models speak of the same outputs."""
-        return shares_outputs(self.source, self.target)
 
     @property
     def comparable(self) -> bool:

@@ -199,7 +199,7 @@ class MappedMethod(TransportMethod):
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
         """Return T_outᵀ c(τ_A) T_in in the update's dtype."""
-        return move(self.carried(update, pair), self.input_map(pair), self.output_map(pair))
+        return move_matrix(self.carried(update, pair), self.input_map(pair), self.output_map(pair))
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
         """Return T_outᵀ c(δb)."""
@@ -215,7 +215,7 @@ class SidedMethod(MappedMethod):
     keeps_rank: ClassVar[bool] = True
 
 
-def move(
+def move_matrix(
     update: Float[Tensor, "out_a in_a"], input_map: LinearMap, output_map: LinearMap
 ) -> Float[Tensor, "out_b in_b"]:
     """Return T_outᵀ τ_A T_in, multiplied in the precision of the update (a model's: float32).

@@ -14,11 +14,11 @@ from transship import parallel
 from transship.progress import Progress, quiet
 from transship.verbs.transport.account import Choice
 from transship.verbs.transport.heads import CarriedHead, carry_head
-from transship.verbs.transport.move import Moved, Mover
+from transship.verbs.transport.move import Moved, move
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result, result_of
-from transship.verbs.transport.statistics import Prepared, Statistics, collect_statistics
+from transship.verbs.transport.statistics import Prepared, collect_statistics
 from transship.verbs.transport.teacher import AnyTeacher, Teacher
 from transship.verbs.transport.weights import shifted
 
@@ -61,20 +61,6 @@ def move_and_choose(
     if plan.settings.path_steps == 1:
         return moved, choice
     return _move_along_path(plan, prepared, method, (moved, choice), progress)
-
-
-def move(plan: Plan, statistics: Statistics, method: TransportMethod) -> Moved:
-    """Return the update that a method makes for the target."""
-    return Mover(
-        plan.source.model,
-        plan.target.model,
-        plan.update,
-        statistics,
-        method,
-        roles=plan.settings.roles,
-        shares_outputs=plan.shares_outputs,
-        seed=plan.settings.seed,
-    ).run()
 
 
 def fit_head(

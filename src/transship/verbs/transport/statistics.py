@@ -94,28 +94,25 @@ def prepare(
     by_labels = isinstance(plan.labels, Tensor) and plan.own_head and not needs.head
     chosen = body is not None and plan.settings.strength == "auto" and not by_labels
     asks_loss = plan.task != "language" and (needs.gradients or bool(needs.descent))
-
-    def answers(before: AnyTeacher | None, wanted: bool, inputs: Sequence[Any]) -> AnyTeacher | None:
-        if before is not None or not wanted:
-            return before
-        with plan.running_tuned() as readout:
-            return teach(readout, inputs, plan.settings.batch_size)
-
-    before = known or Prepared(Statistics(Needs(), Matching((), (), {})))
-    teacher = answers(before.teacher, chosen or asks_loss, plan.draws.calibration)
-    return Prepared(
-        collect_statistics(
-            plan,
-            Needs() if body is None else body.needs,
-            teacher,
-            earlier=(before.statistics, *before.earlier),
-            progress=progress,
-        ),
-        teacher,
-        answers(before.head_teacher, needs.head, plan.draws.head),
-        answers(before.held_out_teacher, comparing, plan.draws.held_out),
-        (before.statistics, *before.earlier),
+    earlier = () if known is None else (known.statistics, *known.earlier)
+    before = (
+        (None, None, None) if known is None else (known.teacher, known.head_teacher, known.held_out_teacher)
     )
+    wanted = chosen or asks_loss, needs.head, comparing
+    inputs = plan.draws.calibration, plan.draws.head, plan.draws.held_out
+    teacher, head_teacher, held_out_teacher = (
+        _teach(plan, rows) if asked and other is None else other
+        for other, asked, rows in zip(before, wanted, inputs, strict=True)
+    )
+    statistics = collect_statistics(
+        plan, Needs() if body is None else body.needs, teacher, earlier=earlier, progress=progress
+    )
+    return Prepared(statistics, teacher, head_teacher, held_out_teacher, earlier)
+
+
+def _teach(plan: Plan, inputs: Sequence[Any]) -> AnyTeacher:
+    with plan.running_tuned() as readout:
+        return teach(readout, inputs, plan.settings.batch_size)
 
 
 def collect_statistics(

@@ -11,11 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transship.activations import LoadedModel, SitePair, read_bias, read_weight
+from transship.activations import LoadedModel, Readout, SitePair, read_bias, read_weight
 from transship.activations.tokens import grid_weights, resample_weights
 from transship.geometry import LinearMap
 from transship.verbs.transport.maps import Maps
 from transship.verbs.transport.permutations import attention_heads
+from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import LayerPair, StaysError
 from transship.verbs.transport.settings import Roles
 from transship.verbs.transport.weights import Changes
@@ -144,9 +145,11 @@ def _grid(model: LoadedModel, rows: int) -> tuple[tuple[int, int], int] | None:
 class Tables:
     """Moves embeddings, positions, special tokens, patch kernels, relative biases and heads."""
 
-    def __init__(self, changes: Changes, maps: Maps, roles: Roles, shares_outputs: bool) -> None:
-        self.changes, self.maps, self.roles, self.shares_outputs = changes, maps, roles, shares_outputs
-        self.source, self.target = changes.source, changes.target
+    def __init__(self, plan: Plan, changes: Changes, maps: Maps) -> None:
+        self.changes, self.maps, self.roles = changes, maps, plan.settings.roles
+        self.source, self.target = plan.source.model, plan.target.model
+        # whether the heads of both base models speak of the same outputs
+        self.shares_outputs = Readout(self.source).shares_outputs(Readout(self.target))
         self.method = maps.method
 
     def head(self, pair: SitePair, vector: bool) -> Tensor:
