@@ -99,7 +99,8 @@ def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
     else:
         prepared = prepare(plan, plan.method, progress=progress)
         result = apply(plan, prepared, plan.method, progress=progress)
-    return measure(plan, prepared, result, progress=progress)
+    rows = plan.measured_on
+    return result if rows is None else measure(plan, prepared, result, rows, progress=progress)
 
 
 def as_method(

@@ -133,8 +133,8 @@ def measure_rows(
     *,
     kept: Sequence[Any] | None = None,
     warm_steps: int = 0,
-) -> MeasureRows | None:
-    """Read the labels, and refuse what could only fail after the long work; None where nothing is asked.
+) -> MeasureRows:
+    """Read the labels, and refuse what could only fail after the long work.
 
     Args:
         draws: what is fitted and chosen on.
@@ -149,8 +149,6 @@ def measure_rows(
         raise OptionError(
             "fine-tuning curves are measured on test rows", where="--warm-start", fix="add --test DATA"
         )
-    if test is None and original is None:
-        return None
     _check_task(tuned, target, draws.calibration[0], "--original" if test is None else "--test", warm_steps)
     train = Known.of(draws, tuned, target)
     rows = old = None

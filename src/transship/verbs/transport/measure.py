@@ -42,13 +42,10 @@ class _Readings:
     original: Reading | None
 
 
-def measure(plan: Plan, prepared: Prepared, result: Result, *, progress: Progress = quiet) -> Result:
-    """Return the result with the table of the fine-tuned source, the untouched and the transported target;
-    itself where the plan has no rows for that.
-    """
-    rows = plan.measured_on
-    if rows is None:
-        return result
+def measure(
+    plan: Plan, prepared: Prepared, result: Result, rows: MeasureRows, *, progress: Progress = quiet
+) -> Result:
+    """Return the result with the table of the fine-tuned source, the untouched and the transported target."""
     heads: Heads = None, None
     if result.head is not None:
         penalty = result.parameters.get("penalty")

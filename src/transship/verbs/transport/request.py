@@ -120,23 +120,20 @@ def _complete(plan: Plan, request: Request) -> Plan:
     """Return the plan with what is read of the user's other data, checked."""
     settings, draws, tuned = plan.settings, plan.draws, plan.tuned_readout
     _check(plan, request.keep)
-    kept = None
+    kept = measured_on = None
     if request.keep is not None:
         kept = draw_kept(request.keep, settings.head_inputs, settings.batch_size, settings.seed)
+    test, original, warm_steps = request.test, request.original, request.warm_start
+    if test is not None or original is not None or warm_steps:
+        measured_on = measure_rows(
+            draws, tuned, plan.target.model, test, original, kept=kept, warm_steps=warm_steps
+        )
     asked = settings.validation and settings.strength == "auto"
     return dataclasses.replace(
         plan,
         labels=validation_labels(draws, tuned) if asked else None,
         kept=kept,
-        measured_on=measure_rows(
-            draws,
-            tuned,
-            plan.target.model,
-            request.test,
-            request.original,
-            kept=kept,
-            warm_steps=request.warm_start,
-        ),
+        measured_on=measured_on,
         folder=None if request.prepared is None else Path(request.prepared) / _key(plan)[:16],
     )
 
