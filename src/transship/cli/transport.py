@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class TransportInputs:
     """What a transport reads and keeps.
 
     Attributes:
@@ -70,7 +70,7 @@ class Files:
 @click.argument("tuned")
 @click.argument("target")
 @click.argument("out", type=click.Path(path_type=Path))
-@settings_options(Files)
+@settings_options(TransportInputs)
 @click.option(
     "--role", nargs=2, multiple=True, metavar="ROLE CHOICE", help="One choice, such as `norms diagonal`."
 )
@@ -95,7 +95,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     force, report, as_json = given["force"], given["report"], given["as_json"]
     models = [local_model(name) for name in (source, tuned, target)]
     _require_places(out, models, given)
-    files = read_settings(Files, given)
+    files = read_settings(TransportInputs, given)
     prepared = files.prepared or transport.default_prepared()
     transport.require_folder(prepared, "--prepared")
     columns = {name: given[name] for name in ("column", "label") if given[name] is not None}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transship.verbs.transport.request import Request, make_plan
     from transship.verbs.transport.result import Result, require_apart, require_folder
     from transship.verbs.transport.runner import apply
-    from transship.verbs.transport.scores import Measured
+    from transship.verbs.transport.scores import Scores
     from transship.verbs.transport.settings import PAPER, Opening, Roles, Settings
     from transship.verbs.transport.statistics import Prepared, prepare
     from transship.verbs.transport.weights import Kinship, kinship, shifted
@@ -39,7 +39,6 @@ __all__ = [
     "LayerReport",
     "Left",
     "MappedMethod",
-    "Measured",
     "Moved",
     "Needs",
     "Opening",
@@ -48,6 +47,7 @@ __all__ = [
     "Request",
     "Result",
     "Roles",
+    "Scores",
     "Settings",
     "SidedMethod",
     "TransportMethod",

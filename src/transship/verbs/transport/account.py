@@ -24,7 +24,7 @@ from transship.report.figures import heat_map, lines
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.models import Participant
 from transship.verbs.transport.move import Moved
-from transship.verbs.transport.scores import Measured
+from transship.verbs.transport.scores import Scores
 
 _CHOSEN_BY = {
     "validation": "the best on validation labels",
@@ -98,7 +98,7 @@ class Account:
     adapter: bool = False
     notes: Sequence[str] = ()
     inputs: Sequence[Input] = ()
-    measured: Measured | None = None
+    measured: Scores | None = None
     compared_on: str = ""
 
     @property

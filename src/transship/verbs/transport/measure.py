@@ -17,8 +17,8 @@ from transship.verbs.transport.result import Result
 from transship.verbs.transport.rows import as_outputs
 from transship.verbs.transport.runner import fit_head
 from transship.verbs.transport.scores import (
-    Measured,
     Row,
+    Scores,
     WarmStart,
     milestones,
     probe,
@@ -156,13 +156,13 @@ def _warmed(plan: Plan, rows: MeasureRows, result: Result, carried: Heads) -> Wa
     )
 
 
-def _table(rows: MeasureRows, table: Sequence[Row], head: CarriedHead | None) -> Measured:
+def _table(rows: MeasureRows, table: Sequence[Row], head: CarriedHead | None) -> Scores:
     test, original = rows.test, rows.original
     first = test or original
     assert first is not None
     labels = [given for given in (first.known, first.tuned, first.target) if isinstance(given, Tensor)]
     probed = test is not None and isinstance(test.known, Tensor)
-    return Measured(
+    return Scores(
         tuple(table),
         "rank correlation" if labels[0].dtype.is_floating_point else "accuracy",
         None if test is None else test.name,

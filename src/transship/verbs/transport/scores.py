@@ -231,7 +231,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Scores:
     """Measurements that chose nothing.
 
     Attributes:
