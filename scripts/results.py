@@ -77,26 +77,28 @@ def kernels_of(run: SuiteResult) -> str:
 
 def again(run: SuiteResult) -> SuiteResult:
     """Return the run's own cases with the tables, curves and verdicts that are declared today."""
-    suite, done = load_suite(run.suite), [one.case for one in run.cases]
-    made = summarise(
+    suite, done = load_suite(run.suite), [case.case for case in run.cases]
+    judged = summarise(
         suite,
         run.scale,
         run.seeds,
         run.cases,
-        waiting=[one for one in all_cases(suite, run.options, run.seeds) if one not in done]
+        waiting=[case for case in all_cases(suite, run.options, run.seeds) if case not in done]
         if run.unfinished
         else [],
         fingerprint=run.fingerprint,
         environment=run.environment,
     )
-    return dataclasses.replace(made, options=run.options, planned=run.planned)
+    return dataclasses.replace(judged, options=run.options, planned=run.planned)
 
 
 def rounded(run: SuiteResult) -> SuiteResult:
     """Return the run with measurements of five significant digits, and what they give."""
     cases = tuple(
-        CaseResult(one.case, tuple(map(_rounded, one.measurements)), one.attachments, round(one.seconds, 1))
-        for one in run.cases
+        CaseResult(
+            case.case, tuple(map(_rounded, case.measurements)), case.attachments, round(case.seconds, 1)
+        )
+        for case in run.cases
     )
     return again(dataclasses.replace(run, cases=cases))
 
@@ -106,7 +108,7 @@ def dumps(run: SuiteResult) -> str:
     value = run.to_json()
     for result in value["cases"]:
         case = result["case"]
-        result["measurements"] = [_beyond_case(one, case) for one in result["measurements"]]
+        result["measurements"] = [_beyond_case(measured, case) for measured in result["measurements"]]
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
@@ -130,10 +132,10 @@ def page_name(run: SuiteResult) -> str:
     return f"{run.suite}-{run.scale}.md"
 
 
-def index(found: list[SuiteResult]) -> str:
+def index(results: list[SuiteResult]) -> str:
     """Return the page that lists all claims of all kept runs."""
     parts = [HEAD]
-    for run in found:
+    for run in results:
         rows = [f"| {_cell(claim.text)} | {claim.verdict} | {_cell(claim.reason)} |" for claim in run.claims]
         parts.append(
             f"## {run.suite}\n\n{run.title}. {seeds_text(run)} {count_verdicts(run.claims)} "
@@ -146,9 +148,9 @@ def index(found: list[SuiteResult]) -> str:
 def write_pages(out: Path) -> None:
     """Write all pages into `out`, and remove the page of a run that is no longer kept."""
     out.mkdir(parents=True, exist_ok=True)
-    found = runs()
-    pages = {"index.md": index(found)}
-    pages |= {page_name(run): markdown.render(suite_page(load_suite(run.suite), run)) for run in found}
+    results = runs()
+    pages = {"index.md": index(results)}
+    pages |= {page_name(run): markdown.render(suite_page(load_suite(run.suite), run)) for run in results}
     for name, text in pages.items():
         (out / name).write_text(text, encoding="utf-8")
     for stale in {file.name for file in out.glob("*.md")} - set(pages):
@@ -174,19 +176,20 @@ def main() -> None:
         parser.error("nothing to do")
 
 
-def _rounded(one: Measurement) -> Measurement:
+def _rounded(measured: Measurement) -> Measurement:
     shorter = {
-        name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in one.metrics.items()
+        name: None if value is None else float(f"{value:.{DIGITS}g}")
+        for name, value in measured.metrics.items()
     }
-    return Measurement(one.factors, shorter, one.seed)
+    return Measurement(measured.factors, shorter, measured.seed)
 
 
-def _beyond_case(one: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
+def _beyond_case(measured: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
     """Return a measurement without what its case says already."""
     shared = case["factors"].items()
-    own = {name: level for name, level in one["factors"].items() if (name, level) not in shared}
-    seed = {} if one["seed"] == case["seed"] else {"seed": one["seed"]}
-    return {"factors": own, "metrics": one["metrics"], **seed}
+    own = {name: level for name, level in measured["factors"].items() if (name, level) not in shared}
+    seed = {} if measured["seed"] == case["seed"] else {"seed": measured["seed"]}
+    return {"factors": own, "metrics": measured["metrics"], **seed}
 
 
 def _cell(text: str) -> str:

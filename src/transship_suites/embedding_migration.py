@@ -13,11 +13,11 @@ from transship_suites.runner import (
     Claim,
     Condition,
     Context,
+    Heading,
     Measurement,
     Options,
     PaperTable,
     Quantity,
-    Reading,
     Scale,
     Suite,
     cell,
@@ -43,10 +43,10 @@ def cases(options: Options) -> list[dict[str, Any]]:
 
 def run(case: Case, context: Context) -> Iterable[Measurement]:
     """Measure one pair of encoders on one corpus."""
-    from transship_suites.migration import glosses, retrieval  # declaring costs no torch
+    from transship_suites.irp import migration  # declaring costs no torch
 
-    measure = glosses.measure if case["corpus"] == "glosses" else retrieval.measure
-    return measure(case, context)
+    glosses = case["corpus"] == "glosses"
+    return (migration.measure_glosses if glosses else migration.measure_retrieval)(case, context)
 
 
 @dataclass(frozen=True)
@@ -208,10 +208,10 @@ _GLOSSES_BY_SIZE = PaperTable(
     ),
     columns=(
         *(
-            Reading(f"{size:,} anchors", cell("recall", corpus="glosses", anchors=size))
+            Heading(f"{size:,} anchors", cell("recall", corpus="glosses", anchors=size))
             for size in (500, 2000, 5000)
         ),
-        Reading("lowest pair at 2,000", EveryPair(cell("recall", corpus="glosses", anchors=2000))),
+        Heading("lowest pair at 2,000", EveryPair(cell("recall", corpus="glosses", anchors=2000))),
     ),
 )
 _GLOSSES_WHOLE = PaperTable(
@@ -222,8 +222,8 @@ _GLOSSES_WHOLE = PaperTable(
         Condition("the same with variance restored", {"method": "half native, variance restored"}),
     ),
     columns=(
-        Reading("mean of all pairs", cell("recall", corpus="glosses")),
-        Reading("lowest pair", EveryPair(cell("recall", corpus="glosses"))),
+        Heading("mean of all pairs", cell("recall", corpus="glosses")),
+        Heading("lowest pair", EveryPair(cell("recall", corpus="glosses"))),
     ),
 )
 _GLOSSES_BY_PAIR = PaperTable(
@@ -232,8 +232,8 @@ _GLOSSES_BY_PAIR = PaperTable(
         Condition(f"{source} → {target}", {"source": source, "target": target}) for source, target in PAIRS
     ),
     columns=(
-        Reading("old model alone", cell("recall", corpus="glosses", method="old model alone")),
-        *(Reading(method, _recall(method)) for method in (*MAPS, *UNTOUCHED)),
+        Heading("old model alone", cell("recall", corpus="glosses", method="old model alone")),
+        *(Heading(method, _recall(method)) for method in (*MAPS, *UNTOUCHED)),
     ),
 )
 _JUDGED = (
@@ -264,9 +264,9 @@ def _judged(corpus: str, label: str, sizes: tuple[int, ...]) -> PaperTable:
         title=f"{label}: nDCG@10 kept, mean of all pairs",
         rows=tuple(rows),
         columns=(
-            Reading("nDCG@10 kept", cell("nDCG kept", corpus=corpus)),
-            Reading("lowest pair", EveryPair(cell("nDCG kept", corpus=corpus))),
-            Reading("recall@10 of the native top 10", cell("recall", corpus=corpus)),
+            Heading("nDCG@10 kept", cell("nDCG kept", corpus=corpus)),
+            Heading("lowest pair", EveryPair(cell("nDCG kept", corpus=corpus))),
+            Heading("recall@10 of the native top 10", cell("recall", corpus=corpus)),
         ),
     )
 

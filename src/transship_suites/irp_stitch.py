@@ -24,11 +24,11 @@ from transship_suites.runner import (
     Condition,
     Context,
     Curve,
+    Heading,
     Measurement,
     Options,
     PaperTable,
     Quantity,
-    Reading,
     Scale,
     Suite,
     SuiteResult,
@@ -118,7 +118,7 @@ _SENSITIVITY = PaperTable(
     title="Sensitivity to δ with 16 subspaces",
     rows=tuple(Condition(f"δ = {delta}", {"delta": delta}) for delta in DELTAS),
     columns=tuple(
-        Reading(name, cell(metric, part="sensitivity", omega=16))
+        Heading(name, cell(metric, part="sensitivity", omega=16))
         for name, metric in (
             ("similarity between spaces", "similarity"),
             ("similarity within a space", "similarity within"),
@@ -135,8 +135,8 @@ _SCALES = PaperTable(
         Condition("not rescaled", {"part": "scale", "method": "not rescaled"}),
     ),
     columns=(
-        *(Reading(f"α = {alpha:g}", cell("accuracy", alpha=alpha)) for alpha in ALPHAS),
-        Reading("as they are", cell("accuracy", method="not rescaled")),
+        *(Heading(f"α = {alpha:g}", cell("accuracy", alpha=alpha)) for alpha in ALPHAS),
+        Heading("as they are", cell("accuracy", method="not rescaled")),
     ),
 )
 

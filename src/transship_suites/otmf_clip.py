@@ -16,11 +16,11 @@ from transship_suites.runner import (
     Claim,
     Condition,
     Context,
+    Heading,
     Measurement,
     Need,
     Options,
     PaperTable,
-    Reading,
     Scale,
     Suite,
     cell,
@@ -173,7 +173,7 @@ def _by_task(backbone: str, number: int, note: str) -> PaperTable:
     )
 
 
-def _task_columns() -> tuple[Reading, ...]:
+def _task_columns() -> tuple[Heading, ...]:
     each = (percent(IMAGE_SETS[task].title, cell("accuracy of the task", task=task)) for task in _EIGHT)
     return (*each, percent("mean", "accuracy"))
 

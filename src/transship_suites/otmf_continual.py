@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 from transship_suites.materials.origins import PICTURE_TASKS, packaged_data
 from transship_suites.otmf.declared import small_suite
-from transship_suites.otmf.names import ALPHAS, JOINT, MIX, ORDERS, OTMF
-from transship_suites.runner import Case, Context, Measurement, Scale
+from transship_suites.runner import Case, Context, Measurement
 
 TASKS = tuple(PICTURE_TASKS)
 
@@ -40,40 +39,9 @@ suite = small_suite(
         "tuned, without where they are carried from the fine-tune's logits. ACC is the mean test accuracy "
         "after the last model, BWT leaves the last task out."
     ),
-    scales={
-        "quick": Scale(
-            seeds=2,
-            minutes=2,
-            options={
-                "tasks": list(TASKS[:4]),
-                "rows": 1000,
-                "test": 400,
-                "pretrain": 300,
-                "tune": 80,
-                "rate": 5e-4,
-                "orders": 1,
-                "methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1),
-                "joint": ["joint TIES"],
-                "alphas": [],
-            },
-        ),
-        "full": Scale(
-            seeds=3,
-            minutes=30,
-            options={
-                "tasks": list(TASKS),
-                "rows": 3000,
-                "test": 500,
-                "pretrain": 1000,
-                "tune": 200,
-                "rate": 4e-4,
-                "orders": 3,
-                "methods": dict(ORDERS),
-                "joint": list(JOINT),
-                "alphas": list(ALPHAS),
-            },
-        ),
-    },
+    quick={"tasks": list(TASKS[:4]), "rows": 1000, "test": 400, "pretrain": 300, "tune": 80, "rate": 5e-4},
+    full={"tasks": list(TASKS), "rows": 3000, "test": 500, "pretrain": 1000, "tune": 200, "rate": 4e-4},
+    minutes=30,
     run=run,
     needs=packaged_data("mnist", "fashion_mnist", "gtsrb_32", "usps_test"),
 )

@@ -16,11 +16,11 @@ from transship_suites.runner import (
     Claim,
     Condition,
     Context,
+    Heading,
     Measurement,
     Need,
     Options,
     PaperTable,
-    Reading,
     Scale,
     Suite,
     cell,
@@ -138,7 +138,7 @@ suite = Suite(
                     for task, question in GLUE.items()
                 ),
                 percent("mean", "score"),
-                Reading("seconds per model", "seconds", digits=1),
+                Heading("seconds per model", "seconds", digits=1),
             ),
             paper={
                 **printed(PRINTED["table_4"], _NAMES),

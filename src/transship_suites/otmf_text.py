@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from transship_suites.materials.origins import packaged_models, text_data
 from transship_suites.otmf.declared import small_suite
-from transship_suites.otmf.names import ALPHAS, JOINT, MIX, ORDERS, OTMF, TEXT_MODEL
-from transship_suites.runner import Case, Context, Measurement, Scale
+from transship_suites.otmf.names import TEXT_MODEL
+from transship_suites.runner import Case, Context, Measurement
 
 TASKS = ("supersenses", "trec", "sst2", "news", "banking", "spam")
 
@@ -38,42 +38,25 @@ suite = small_suite(
         "with labels where they are tuned, without where they are carried from the fine-tune's logits. ACC "
         "is the mean test accuracy after the last model, BWT leaves the last task out."
     ),
-    scales={
-        "quick": Scale(
-            seeds=2,
-            minutes=2,
-            options={
-                "tasks": ["trec", "spam", "news"],
-                "rows": 400,
-                "test": 150,
-                "blocks": 1,
-                "tokens": 12,
-                "tune": 40,
-                "rate": 5e-4,
-                "orders": 1,
-                "methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1),
-                "joint": ["joint TIES"],
-                "alphas": [],
-            },
-        ),
-        "full": Scale(
-            seeds=3,
-            minutes=95,
-            options={
-                "tasks": list(TASKS),
-                "rows": 2000,
-                "test": 400,
-                "blocks": 2,
-                "tokens": 16,
-                "tune": 250,
-                "rate": 5e-4,
-                "orders": 3,
-                "methods": dict(ORDERS),
-                "joint": list(JOINT),
-                "alphas": list(ALPHAS),
-            },
-        ),
+    quick={
+        "tasks": ["trec", "spam", "news"],
+        "rows": 400,
+        "test": 150,
+        "blocks": 1,
+        "tokens": 12,
+        "tune": 40,
+        "rate": 5e-4,
     },
+    full={
+        "tasks": list(TASKS),
+        "rows": 2000,
+        "test": 400,
+        "blocks": 2,
+        "tokens": 16,
+        "tune": 250,
+        "rate": 5e-4,
+    },
+    minutes=95,
     run=run,
     needs=(*text_data(*TASKS), *packaged_models(TEXT_MODEL)),
 )

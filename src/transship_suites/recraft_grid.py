@@ -22,10 +22,10 @@ from transship_suites.runner import (
     Case,
     Claim,
     Context,
+    Heading,
     Measurement,
     Options,
     PaperTable,
-    Reading,
     Scale,
     Suite,
     cell,
@@ -197,8 +197,8 @@ suite = Suite(
                 *_FIELD_METHODS, "fno", "constant", "ridge", "rocket", backbone=BACKBONE, variant="all"
             ),
             columns=(
-                Reading("darcy", cell("relative_l2", task="darcy"), digits=4),
-                Reading("CPU seconds", cell("seconds", task="darcy"), digits=1),
+                Heading("darcy", cell("relative_l2", task="darcy"), digits=4),
+                Heading("CPU seconds", cell("seconds", task="darcy"), digits=1),
             ),
             paper=paper_figures("pdebench", {"darcy": "Darcy"}),
             paper_source="Tables 1 and 3, nRMSE",
@@ -207,7 +207,7 @@ suite = Suite(
         PaperTable(
             title="Contributions (Table 7): Darcy flow, relative ℓ2",
             rows=rows("nft", "fa", "recraft", "fa-warm", "rocket", backbone=BACKBONE, variant="all"),
-            columns=(Reading("darcy", cell("relative_l2", task="darcy"), digits=4),),
+            columns=(Heading("darcy", cell("relative_l2", task="darcy"), digits=4),),
             paper=paper_figures("nasbench360", {"darcy": "darcy"}, "nft", "fa", "recraft"),
             paper_source="Table 7",
             setting=_SETTING,

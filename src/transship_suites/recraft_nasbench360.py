@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from transship_suites.materials.origins import data
 from transship_suites.recraft.declared import below, common_needs, paper_suite
-from transship_suites.runner import Case, Context, Measurement, Need, Options, Quantity, Reading, cell
+from transship_suites.runner import Case, Context, Heading, Measurement, Need, Options, Quantity, cell
 
 # task → heading, the metric of its column, and whether it is shown as per cent
 _SHOWN: dict[str, tuple[str, str, bool]] = {
@@ -59,7 +59,7 @@ suite = paper_suite(
     title="NAS-Bench-360 (Tables 2, 4 and 7)",
     minutes=90000,
     columns=tuple(
-        Reading(title, cell(metric, task=task), percent=percent, digits=2 if percent else 4)
+        Heading(title, cell(metric, task=task), percent=percent, digits=2 if percent else 4)
         for task, (title, metric, percent) in _SHOWN.items()
     ),
     source="Tables 2 and 7",

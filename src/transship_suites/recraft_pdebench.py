@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from transship_suites.recraft.declared import METHODS, TASKS, TITLES, below, common_needs, paper_suite
-from transship_suites.runner import Case, Context, Measurement, Need, Options, Quantity, Reading, cell
+from transship_suites.runner import Case, Context, Heading, Measurement, Need, Options, Quantity, cell
 
 EQUATIONS = TASKS["pdebench"]
 _SOURCE = "PDEBench, doi:10.18419/darus-2986, as $TRANSSHIP_DATA/pdebench/"
@@ -41,7 +41,7 @@ suite = paper_suite(
     title="PDEBench (Tables 1, 3, 5 and 6): nRMSE",
     minutes=60000,
     methods=(*METHODS, "fno"),
-    columns=tuple(Reading(task, cell("nrmse", task=task), digits=4) for task in EQUATIONS),
+    columns=tuple(Heading(task, cell("nrmse", task=task), digits=4) for task in EQUATIONS),
     source=f"Tables 1 and 6; {TITLES['fno']}: Table 3",
     mean="equations",
     options={"fno": {"epochs": 200, "width": 64, "modes": 16, "batch": 16}},

@@ -30,11 +30,11 @@ from transship_suites.runner import (
     Claim,
     Context,
     EveryRun,
+    Heading,
     Measurement,
     Options,
     PaperTable,
     Quantity,
-    Reading,
     Suite,
     cell,
     highest,
@@ -69,12 +69,12 @@ def run(case: Case, context: Context) -> Iterable[Measurement]:
 _LOW: dict[str, Any] = {"variant": "low", "backbone": BACKBONE}
 
 
-def _accuracy(variant: str, tasks: tuple[str, ...]) -> tuple[Reading, ...]:
+def _accuracy(variant: str, tasks: tuple[str, ...]) -> tuple[Heading, ...]:
     return (
         *(percent(task, cell("accuracy", task=task, variant=variant)) for task in tasks),
         percent("mean", cell("accuracy", task=tasks, variant=variant)),
-        Reading("cross-entropy", cell("cross_entropy", task=tasks, variant=variant), digits=2),
-        Reading("CPU seconds", cell("seconds", task=tasks, variant=variant), digits=1),
+        Heading("cross-entropy", cell("cross_entropy", task=tasks, variant=variant), digits=2),
+        Heading("CPU seconds", cell("seconds", task=tasks, variant=variant), digits=1),
     )
 
 
@@ -294,8 +294,8 @@ suite = Suite(
             title="Fields (Tables 1 and 3): nRMSE",
             rows=rows(*METHODS, "fno", "constant", "ridge", "rocket", backbone=BACKBONE, variant="fields"),
             columns=(
-                *(Reading(task, cell("nrmse", task=task), digits=4) for task in FIELDS),
-                Reading("CPU seconds", cell("seconds", task=FIELDS), digits=1),
+                *(Heading(task, cell("nrmse", task=task), digits=4) for task in FIELDS),
+                Heading("CPU seconds", cell("seconds", task=FIELDS), digits=1),
             ),
             paper=paper_figures("pdebench", {"advection": "Advection", "burgers": "Burgers"}),
             paper_source="Tables 1 and 3",

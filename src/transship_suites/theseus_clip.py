@@ -16,12 +16,12 @@ from transship_suites.runner import (
     Condition,
     Context,
     Curve,
+    Heading,
     Measurement,
     Need,
     Options,
     PaperTable,
     Quantity,
-    Reading,
     Scale,
     Suite,
     cell,
@@ -100,7 +100,7 @@ _COLUMNS = (
     *(percent(IMAGE_SETS[task].title, cell("accuracy", task=task), digits=2) for task in EIGHT),
     percent("mean", "accuracy", digits=2),
     percent("gain", "gain", digits=2),
-    Reading("α", "strength", digits=2),
+    Heading("α", "strength", digits=2),
 )
 
 

@@ -16,11 +16,11 @@ from transship_suites.runner import (
     Claim,
     Condition,
     Context,
+    Heading,
     Measurement,
     Options,
     PaperTable,
     Quantity,
-    Reading,
     Scale,
     Suite,
     percent,
@@ -107,7 +107,7 @@ def _table(task: str, target: str) -> PaperTable:
         *(percent(f"probe, {batches} batches", f"probe {batches}") for batches in PROBES),
         percent("carry, 1000 inputs", "carry"),
         percent("reused head", "reused head"),
-        Reading("strength", "strength", digits=1),
+        Heading("strength", "strength", digits=1),
     )
     rows = tuple(Condition(name, {"method": name, "task": task, "target": target}) for name in names)
     return PaperTable(title=f"{task} to {target}", rows=rows, columns=columns, **_paper(task, target))
@@ -222,8 +222,8 @@ suite = Suite(
                 for name in ("source", "untouched", "theseus", "gradient", "random-aligned", "identity")
             ),
             columns=(
-                Reading("rank correlation", "rank correlation"),
-                Reading("strength", "strength", digits=1),
+                Heading("rank correlation", "rank correlation"),
+                Heading("strength", "strength", digits=1),
             ),
         ),
     ),

@@ -14,7 +14,7 @@ from transship.errors import TransshipError
 from transship_suites import SuiteResult, suite_names
 
 SUITE = """
-from transship_suites.runner import Claim, Condition, Need, Paper, PaperTable, Reading
+from transship_suites.runner import Claim, Condition, Need, Paper, PaperTable, Heading
 from transship_suites.runner import Scale, Suite, cell, product
 
 suite = Suite(
@@ -29,7 +29,7 @@ suite = Suite(
     cases=lambda options: product(kind=["one"]),
     run=lambda case, context: {"count": case.seed},
     tables=(
-        PaperTable("Counts", (Condition("one", {"kind": "one"}),), (Reading("count", "count", digits=1),)),
+        PaperTable("Counts", (Condition("one", {"kind": "one"}),), (Heading("count", "count", digits=1),)),
     ),
 )
 """

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from transship_suites.runner import (
-    Claim, Reading, Curve, Measurement, Need, Paper, Condition, Scale, Suite, PaperTable, cell, product,
+    Claim, Heading, Curve, Measurement, Need, Paper, Condition, Scale, Suite, PaperTable, cell, product,
 )
 
 
@@ -43,7 +43,7 @@ def noted(log, seed):
 
 PLAIN, BETTER = Condition("plain", {"method": "plain"}), Condition("better", {"method": "better"})
 GAIN = cell("score", method="better") - cell("score", method="plain")
-AT_20 = Reading("at 20", cell("score", samples=20), percent=True, digits=1)
+AT_20 = Heading("at 20", cell("score", samples=20), percent=True, digits=1)
 OPTIONS = {"log": LOG, "sleep": SLEEP}
 suite = Suite(
     title="A toy",
@@ -61,7 +61,7 @@ suite = Suite(
     cases=lambda options: product(method=["plain", "better"]),
     run=run,
     tables=(
-        PaperTable("Scores", (PLAIN, BETTER), (Reading("score", "score"), AT_20),
+        PaperTable("Scores", (PLAIN, BETTER), (Heading("score", "score"), AT_20),
               paper={("better", "score"): 1.25}, paper_source="Table 1", setting="none of it is real"),
     ),
     curves=(Curve("By samples", "samples", "score", (PLAIN, BETTER), "samples", "score"),),

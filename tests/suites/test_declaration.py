@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from transship_suites import load_suite, suite_names
-from transship_suites.runner import Case, Condition, PaperTable, Reading, Suite, product
+from transship_suites.runner import Case, Condition, Heading, PaperTable, Suite, product
 from transship_suites.runner.quantities import Combined, MetricMean, Quantity
 
 ROWS = (Condition("a"), Condition("b"))
@@ -38,7 +38,7 @@ def test_a_case_reads_as_its_factors():
 )
 def test_a_table_that_cannot_be_right_is_refused(options: dict[str, Any], said: str):
     with pytest.raises(ValueError, match=said):
-        PaperTable(**{"title": "t", "rows": ROWS, "columns": (Reading("x", "x"),), **options})
+        PaperTable(**{"title": "t", "rows": ROWS, "columns": (Heading("x", "x"),), **options})
 
 
 @pytest.mark.parametrize(

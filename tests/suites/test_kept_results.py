@@ -14,7 +14,7 @@ import pytest
 from transship.report import markdown
 from transship_suites import SuiteResult, load_suite
 from transship_suites.runner.page import suite_page
-from transship_suites.runner.schedule import run_suite
+from transship_suites.runner.run import run_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = sorted((ROOT / "benchmarks" / "results").glob("*.json"))

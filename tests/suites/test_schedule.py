@@ -11,14 +11,14 @@ from click.testing import CliRunner
 from transship.cli.bench import command
 from transship.errors import OptionError
 from transship_suites import SuiteRun, load_suite
-from transship_suites.runner.schedule import side_by_side
+from transship_suites.runner.run import side_by_side
 
 # a case notes its process, and may wait for the note of a case of another suite or process
 SUITE = """
 import os, time
 from pathlib import Path
 
-from transship_suites.runner import Claim, Reading, Paper, Condition, Scale, Suite, PaperTable, cell, product
+from transship_suites.runner import Claim, Heading, Paper, Condition, Scale, Suite, PaperTable, cell, product
 
 NOTES = Path(NOTES_FOLDER)
 
@@ -40,7 +40,7 @@ suite = Suite(
     scales={"quick": Scale(seeds=1, minutes=MINUTES), "full": Scale(seeds=2, minutes=MINUTES)},
     cases=lambda options: product(place=list(range(CASES))),
     run=run,
-    tables=(PaperTable("Meetings", (Condition("all"),), (Reading("met", "met"),)),),
+    tables=(PaperTable("Meetings", (Condition("all"),), (Heading("met", "met"),)),),
 )
 """
 

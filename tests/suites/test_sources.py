@@ -98,3 +98,16 @@ def test_importing_the_whole_package_counts_every_room(tmp_path: Path, monkeypat
         before = suite_fingerprint(suite)
         write(root / "transship" / "aside" / "__init__.py", f"z = {line!r}")
         assert suite_fingerprint(suite) != before
+
+
+def test_a_table_beside_a_module_counts_and_a_papers_printed_figures_do_not(tmp_path: Path, monkeypatch):
+    root = packages(tmp_path, monkeypatch)
+    write(root / "transship_suites" / "materials" / "__init__.py", "")
+    write(root / "transship_suites" / "materials" / "sets.py", "u = 1")
+    lines = "from transship_suites.materials.sets import u\nfrom transship_suites.shared import v"
+    suite = write(tmp_path / "suite.py", lines)
+    before = suite_fingerprint(suite)
+    write(root / "transship_suites" / "shared" / "paper.toml", "accuracy = 0.9")
+    assert suite_fingerprint(suite) == before
+    write(root / "transship_suites" / "materials" / "sets.toml", "title = 'a set'")
+    assert suite_fingerprint(suite) != before

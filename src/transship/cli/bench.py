@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from transship import report
 from transship.cli.options import memory_option, print_json
 from transship.errors import OptionError
 from transship.numerics import TORCH, MemoryBudget
 from transship.progress import Bars, duration
+from transship.report import markdown
 
 if TYPE_CHECKING:
     from transship_suites.runner import Suite
-    from transship_suites.runner.bench import SuiteCard
     from transship_suites.runner.results import SuiteResult
     from transship_suites.runner.run import SuiteRun
 
@@ -101,7 +100,7 @@ def command(
     $TRANSSHIP_MODELS, then in ~/.cache/transship, then on the hub; finished work is kept in
     $TRANSSHIP_CACHE/suites or ~/.cache/transship/suites.
     """
-    from transship_suites.runner import bench  # start-up: suites import torch
+    from transship_suites.runner import bench  # start-up: `--help` of all commands
 
     if memory is not None and scale in ("large", "paper"):
         raise OptionError(
@@ -119,7 +118,7 @@ def command(
         return
     size = "quick" if quick else scale or "full"
     if "all" in names:
-        suites = _keep(*bench.at_scale(suites, size))
+        suites = _keep(*bench.able(suites, size, missing=True))
     if changes:
         suites = [
             suite.with_options(size, _parsed(changes)) if size in suite.scales else suite for suite in suites
@@ -176,7 +175,7 @@ def _processes(runs: list[SuiteRun], limit: int | None) -> int:
 
 def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
     """Run suites to their end, with the plan and the progress on stderr; yield each when it has ended."""
-    from transship_suites.runner.schedule import side_by_side  # start-up
+    from transship_suites.runner.run import side_by_side  # start-up
 
     if len(runs) > 1:
         click.echo(f"{len(runs)} suites; about {duration(sum(map(_seconds_left, runs)))}", err=True)
@@ -212,29 +211,28 @@ def _tell(result: SuiteResult, written: list[Path], as_json: bool) -> None:
         from transship_suites.runner.page import table_block  # start-up
 
         for table in result.tables:
-            click.echo(f"\n{table.title}\n\n{report.markdown.block_text(table_block(table))}")
+            click.echo(f"\n{table.title}\n\n{markdown.block_text(table_block(table))}")
         click.echo("")
         for claim in result.claims:
             click.echo(f"{claim.verdict}: {claim.text} ({claim.reason})")
     click.echo(f"written: {', '.join(map(str, written))}", err=True)
 
 
-def _list(cards: list[SuiteCard], as_json: bool) -> None:
+def _list(cards: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        import dataclasses
-
-        print_json([dataclasses.asdict(card) for card in cards])
+        print_json(cards)
         return
     for card in cards:
-        click.echo(f"{card.name}  {card.title}")
-        click.echo(f"  paper   {card.paper}")
-        for text, _ in card.claims:
+        click.echo(f"{card['name']}  {card['title']}")
+        click.echo(f"  paper   {card['paper']}")
+        for text, _ in card["claims"]:
             click.echo(f"  claim   {text}")
-        times = ", ".join(f"{scale} {_time(minutes)}" for scale, minutes in card.minutes.items())
-        click.echo(f"  time    {times}{' with a GPU, a guess' if list(card.minutes) == ['paper'] else ''}")
-        first = next(iter(card.needs))
-        for scale, needs in card.needs.items():
-            new = [need for need in needs if scale == first or need not in card.needs[first]]
+        times = ", ".join(f"{scale} {_time(minutes)}" for scale, minutes in card["minutes"].items())
+        guess = " with a GPU, a guess" if list(card["minutes"]) == ["paper"] else ""
+        click.echo(f"  time    {times}{guess}")
+        first = next(iter(card["needs"].values()))
+        for scale, needs in card["needs"].items():
+            new = [need for need in needs if needs is first or need not in first]
             for line in _need_lines(new):
                 click.echo(f"  needs   {line}{_only(scale)}")
         click.echo("")

@@ -26,10 +26,10 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
     next run, uses each verb on them, and writes FOLDER/report.html.
     """
     MemoryBudget.parse(memory).require(WORK, "the demo")
-    import torch
+    import torch  # after the memory is known to do
     from transformers.utils import logging
 
-    from transship_suites.demo import page, steps  # start-up: torch
+    from transship_suites.demo import steps  # start-up: torch
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # products this small cost less than the threads' waiting for each other
@@ -40,11 +40,11 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
         "trained   " + ", ".join(f"{name} model reads {share:.1%}" for name, share in bases.items()),
         err=as_json,
     )
-    made = []
+    results = []
     for verb in (demo.transport, demo.merge, demo.translate, demo.adapt):
-        made.append(verb())
-        click.echo(made[-1].line(), err=as_json)
-    written = page.write(page.story(bases, made, demo.train, demo.test), folder)
+        results.append(verb())
+        click.echo(results[-1].line(), err=as_json)
+    written = steps.write(steps.story(bases, results, demo.train, demo.test), folder)
     click.echo(f"written: {written} ({time.monotonic() - begun:.0f} s)", err=True)
     if as_json:
-        print_json({"bases": bases, **{step.verb: dict(step.figures) for step in made}})
+        print_json({"bases": bases, **{step.verb: dict(step.figures) for step in results}})

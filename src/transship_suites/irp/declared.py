@@ -9,17 +9,15 @@ from typing import Any
 from transship_suites.runner import (
     Claim,
     Condition,
-    Paper,
+    Heading,
     PaperTable,
     Quantity,
-    Reading,
     cell,
     printed,
-    read_toml,
+    read_paper,
 )
 
-ABOUT = read_toml(Path(__file__).with_name("paper.toml"))
-PAPER = Paper(ABOUT["title"], ABOUT["authors"], notes=tuple(ABOUT["notes"]))
+PAPER, ABOUT = read_paper(Path(__file__).with_name("paper.toml"))
 PRINTED: Mapping[str, Sequence[float]] = ABOUT["printed"]
 
 # the small suite
@@ -62,11 +60,11 @@ def table_2(
         rows=tuple(rows),
         columns=(
             *(
-                Reading(name, cell("accuracy", method=name.removeprefix("zero-shot: ")))
+                Heading(name, cell("accuracy", method=name.removeprefix("zero-shot: ")))
                 for name in (*first, *methods[1:])
             ),
-            Reading("pairs", cell("available", method="absolute"), digits=0),
-            Reading("of these absolute can", cell("achievable", method="absolute"), digits=0),
+            Heading("pairs", cell("available", method="absolute"), digits=0),
+            Heading("of these absolute can", cell("achievable", method="absolute"), digits=0),
         ),
         paper=printed({row: PRINTED[theirs] for row, theirs in paper.items()}, first),
         paper_source="Table 2",

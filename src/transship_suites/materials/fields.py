@@ -52,9 +52,9 @@ class Equation(ABC):
     points: int = 128
     time: float = 1.0
 
-    @abstractmethod
     def initial(self, draw: np.random.Generator) -> Array:
-        """Return one state at the start: [channels, places…]."""
+        """Return one state at the start [channels, places…]: a random wave."""
+        return waves(self.centres, draw)[None]
 
     @abstractmethod
     def solve(self, inputs: Array) -> Array:
@@ -123,10 +123,6 @@ class Advection(Equation):
     time: float = 2.0
     speed: float = 0.4
 
-    def initial(self, draw: np.random.Generator) -> Array:
-        """Return a random wave [1, points]."""
-        return waves(self.centres, draw)[None]
-
     def solve(self, inputs: Array) -> Array:
         """Return the states moved by a Fourier shift, exact for waves that the points resolve."""
         turn = np.exp(-1j * spectral(self.points) * self.speed * self.time)
@@ -154,10 +150,6 @@ class Burgers(Equation):
     time: float = 2.0
     viscosity: float = 0.01
     step: float = 2e-3
-
-    def initial(self, draw: np.random.Generator) -> Array:
-        """Return a random wave [1, points]."""
-        return waves(self.centres, draw)[None]
 
     def solve(self, inputs: Array) -> Array:
         """Return the states at the end [rows, 1, points]."""

@@ -1,11 +1,14 @@
-"""Tables, claims and the curve that the picture suite and the text suite of continual merging share."""
+"""Tables, figures and the curve that the picture suite and the text suite of continual merging share."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from transship.report import Column, Table
+from transship.report.figures import heat_map, scatter
 from transship_suites.otmf.claims import ours, sweep_claim, theirs
-from transship_suites.otmf.figures import merging_figures
 from transship_suites.otmf.names import (
     ALPHA,
     ALPHAS,
@@ -20,6 +23,7 @@ from transship_suites.otmf.names import (
     JOINT_HEADS,
     LABEL_HEADS,
     MIX,
+    ORDERS,
     OTMF,
     OWN,
     PAPER,
@@ -38,15 +42,85 @@ from transship_suites.otmf.names import (
     WIDE_POLISHED,
 )
 from transship_suites.runner import (
+    Claim,
     Condition,
     Curve,
+    Heading,
     Options,
     PaperTable,
-    Reading,
+    Scale,
     Suite,
+    SuiteResult,
     cell,
     percent,
 )
+
+
+def merging_figures(result: SuiteResult, claims: Sequence[Claim]) -> list[Any]:
+    """Return the medians over orders and seeds, and what was drawn of the first order and seed."""
+    return [medians(result, claims), *_matrices(result), *_clouds(result)]
+
+
+def medians(result: SuiteResult, claims: Sequence[Claim]) -> Any:
+    """Return a table: of every claim's quantity the median over orders and seeds, beside what is claimed."""
+    rows = []
+    for claim in claims:
+        values = over_orders(result, claim)
+        if values:
+            least = None if claim.at_least is None else 100 * claim.at_least
+            shown = [100 * statistics.median(values), 100 * min(values), 100 * max(values)]
+            rows.append([claim.text, least, *shown, len(values)])
+    columns: list[str | Column] = ["claim", Column("at least", decimals=1), Column("median", decimals=1)]
+    columns += [Column("lowest", decimals=1), Column("highest", decimals=1), "values"]
+    caption = (
+        "Points, over orders × seeds where the quantity depends on the order, else over seeds. The verdicts "
+        "above come from means over orders, seed by seed."
+    )
+    return Table(columns, rows, caption=caption)
+
+
+def over_orders(result: SuiteResult, claim: Claim) -> list[float]:
+    """Return the claim's quantity for every order and seed that has it, else for every seed."""
+    orders = sorted({own.factors["order"] for own in result.measurements if "order" in own.factors}, key=str)
+    split = [result.per_seed(claim.quantity.within({"order": order})) for order in orders]
+    fixed = all(values == split[0] for values in split)  # it names its order, or has none
+    chosen = [result.per_seed(claim.quantity)] if fixed else split
+    return [value for values in chosen for value in values if value is not None]
+
+
+def _drawn(result: SuiteResult) -> Iterator[tuple[str, dict[str, Any]]]:
+    for done in result.cases:
+        if "drawn" in done.attachments:
+            drawn = done.attachments["drawn"]
+            yield str(drawn.get("method") or done.case["method"]), drawn  # earlier runs have it in the case
+
+
+def _matrices(result: SuiteResult) -> Iterator[Any]:
+    for method, drawn in _drawn(result):
+        for heads in (OWN, PAPER, CARRIED):
+            yield heat_map(
+                [[None if value is None else 100 * value for value in row] for row in drawn["matrix"][heads]],
+                rows=[f"after {name}" for name in drawn["tasks"]],
+                columns=drawn["tasks"],
+                row_title="step",
+                column_title="task",
+                value_title="accuracy [%]",
+                limits=(0.0, 100.0),
+                caption=f"{method}, heads {heads}: accuracy after each arrival, first order and seed.",
+            )
+
+
+def _clouds(result: SuiteResult) -> Iterator[Any]:
+    for method, drawn in _drawn(result):
+        groups = {
+            name: ([x for x, _ in points], [y for _, y in points]) for name, points in drawn["cloud"].items()
+        }
+        yield scatter(
+            groups,
+            x_title="t-SNE 1",
+            y_title="t-SNE 2",
+            caption=f"{method}: features of the task that came first, after the last arrival (Figures 6–10).",
+        )
 
 
 def cases(options: Options) -> list[dict[str, Any]]:
@@ -96,10 +170,10 @@ def tables(setting: str) -> tuple[PaperTable, ...]:
             title="The merged vector",
             rows=rows,
             columns=(
-                Reading("norm, of the mean fine-tune's", "norm", digits=2),
-                Reading("L1 shift of features", "shift", digits=1),
-                Reading("Sinkhorn shift of features", "sinkhorn", digits=3),
-                Reading("CPU seconds of merging", "seconds", digits=1),
+                Heading("norm, of the mean fine-tune's", "norm", digits=2),
+                Heading("L1 shift of features", "shift", digits=1),
+                Heading("Sinkhorn shift of features", "sinkhorn", digits=3),
+                Heading("CPU seconds of merging", "seconds", digits=1),
             ),
         ),
         _joint_table(setting),
@@ -194,8 +268,8 @@ def _joint_table(setting: str) -> PaperTable:
         rows=tuple(rows),
         columns=(
             *(percent(name, cell("accuracy", heads=name)) for name in JOINT_HEADS),
-            Reading("norm, of the mean fine-tune's", "norm", digits=2),
-            Reading("CPU seconds of merging", "seconds", digits=1),
+            Heading("norm, of the mean fine-tune's", "norm", digits=2),
+            Heading("CPU seconds of merging", "seconds", digits=1),
         ),
         paper={(name, OWN): values[-1] for name, values in PRINTED["table_2"].items() if name in JOINT},
         paper_source="Table 2, joint merging, ViT-B/32",
@@ -242,18 +316,29 @@ def _at(alpha: float) -> str:
     return f"α = {alpha:g}"
 
 
-def small_suite(setting: str, where: str, **own: Any) -> Suite:
+def small_suite(
+    setting: str, where: str, quick: Mapping[str, Any], full: Mapping[str, Any], minutes: float, **own: Any
+) -> Suite:
     """Return a suite of continual merging on two cores; pictures and texts differ in what is merged.
 
     Args:
         setting: how it differs from the paper's.
         where: the paper's tables and figures.
+        quick: which tasks, how many rows and steps the quick scale has.
+        full: which the full scale has, which runs every way to merge.
+        minutes: of the full scale.
         **own: what else the suite declares.
     """
     claims = (*ours(), *theirs(), sweep_claim())
+    few = {"methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1), "joint": ["joint TIES"], "alphas": []}
+    every = {"methods": dict(ORDERS), "joint": list(JOINT), "alphas": list(ALPHAS)}
     return Suite(
         paper=THE_PAPER.at(where),
         claims=claims,
+        scales={
+            "quick": Scale(seeds=2, minutes=2, options={**quick, "orders": 1, **few}),
+            "full": Scale(seeds=3, minutes=minutes, options={**full, "orders": 3, **every}),
+        },
         cases=cases,
         tables=tables(setting),
         curves=(alpha_curve(),),

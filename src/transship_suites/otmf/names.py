@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transship_suites.runner import Paper, read_toml
+from transship_suites.runner import read_paper
 
-ABOUT = read_toml(Path(__file__).with_name("paper.toml"))
-THE_PAPER = Paper(ABOUT["title"], ABOUT["authors"], notes=tuple(ABOUT["notes"]))
+THE_PAPER, ABOUT = read_paper(Path(__file__).with_name("paper.toml"))
 # table → row → figures, as the paper prints them
 PRINTED: Mapping[str, Mapping[str, Sequence[float]]] = ABOUT["printed"]
 

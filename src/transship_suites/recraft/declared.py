@@ -10,27 +10,20 @@ from transship_suites.materials.origins import CONVERTED, data, gpu, model, pack
 from transship_suites.runner import (
     Claim,
     Condition,
+    Heading,
     Need,
-    Paper,
     PaperTable,
     Quantity,
-    Reading,
     Scale,
     Suite,
     cell,
     highest,
     lowest,
     product,
-    read_toml,
+    read_paper,
 )
 
-ABOUT = read_toml(Path(__file__).with_name("paper.toml"))
-PAPER = Paper(
-    ABOUT["title"],
-    ABOUT["authors"],
-    where="AISTATS 2026, Tables 1, 2, 3 and 7",
-    notes=tuple(ABOUT["notes"]),
-)
+PAPER, ABOUT = read_paper(Path(__file__).with_name("paper.toml"), "AISTATS 2026, Tables 1, 2, 3 and 7")
 # benchmark → method → figures by task, in the order of TASKS
 PRINTED: Mapping[str, Mapping[str, Sequence[float]]] = ABOUT["printed"]
 # benchmark → task → what Tables 8 and 9 and the loaders say of it
@@ -69,16 +62,16 @@ TITLES: Mapping[str, str] = {
 }
 (WORDNET,) = packaged_data("wordnet_supersense")
 STAGE_ONE = (
-    Reading("W₁ at start", "w1_start", digits=2),
-    Reading("W₁ at end", "w1", digits=2),
-    Reading("source to source", "w1_source", digits=2),
-    Reading("spread ratio", "spread", digits=2),
-    Reading("FLD at start", "fld_start"),
-    Reading("FLD at end", "fld"),
-    Reading("fall / H(Z')", "fld_drop", percent=True, digits=1),
-    Reading("held-out FLD at start", "held_out_fld_start"),
-    Reading("held-out FLD at end", "held_out_fld"),
-    Reading("CPU seconds", "stage1_seconds", digits=1),
+    Heading("W₁ at start", "w1_start", digits=2),
+    Heading("W₁ at end", "w1", digits=2),
+    Heading("source to source", "w1_source", digits=2),
+    Heading("spread ratio", "spread", digits=2),
+    Heading("FLD at start", "fld_start"),
+    Heading("FLD at end", "fld"),
+    Heading("fall / H(Z')", "fld_drop", percent=True, digits=1),
+    Heading("held-out FLD at start", "held_out_fld_start"),
+    Heading("held-out FLD at end", "held_out_fld"),
+    Heading("CPU seconds", "stage1_seconds", digits=1),
 )
 
 # the paper's own setting
@@ -88,7 +81,7 @@ BACKBONES = {
     "swin": "microsoft/swin-base-patch4-window7-224-in22k",
 }
 _WHOLE = {"rows": None, "test": None, "stage": {"fa_steps": 60}, "limits": {}}
-_SECONDS = (Reading("stage 1", "stage1_seconds", digits=0), Reading("both", "seconds", digits=0))
+_SECONDS = (Heading("stage 1", "stage1_seconds", digits=0), Heading("both", "seconds", digits=0))
 METHODS = ("nft", "orca", "pare", "mona", "fa", "recraft", "fa-warm")
 _SETTING = (
     "in data none; what the paper leaves open is named at the end of the page. All rows train with AdamW: "
@@ -181,7 +174,7 @@ def paper_suite(
     title: str,
     minutes: float,
     methods: Sequence[str] = METHODS,
-    columns: tuple[Reading, ...],
+    columns: tuple[Heading, ...],
     source: str,
     mean: str,
     options: Mapping[str, Any],

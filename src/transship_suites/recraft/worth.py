@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transship_suites.recraft.declared import DEFAULT, HYBRID, RAW_NAMES, TITLES
-from transship_suites.runner import Condition, Quantity, Reading, cell, highest, percent
+from transship_suites.runner import Condition, Heading, Quantity, cell, highest, percent
 
 VARIANT = "worth"
 SERIES = ("ElectricDevices", "waves")
@@ -98,7 +98,7 @@ def table_rows() -> tuple[Condition, ...]:
     )
 
 
-def table_columns() -> tuple[Reading, ...]:
+def table_columns() -> tuple[Heading, ...]:
     """Return the columns; the difference is paired, and between models of the same rows."""
     difference = cell("accuracy") - cell("accuracy", method="rocket")
     return (
@@ -106,5 +106,5 @@ def table_columns() -> tuple[Reading, ...]:
         percent("both", "accuracy"),
         percent("above random convolutions", difference),
         percent("raw model kept alone", "raw_alone", digits=0),
-        Reading("CPU seconds", "seconds", digits=1),
+        Heading("CPU seconds", "seconds", digits=1),
     )

@@ -6,16 +6,17 @@ from transship_suites.runner.context import Context, Experiment
 from transship_suites.runner.declaration import (
     Condition,
     Curve,
+    Heading,
     Need,
     Paper,
     PaperTable,
-    Reading,
     Scale,
     Suite,
     load_suite,
     percent,
     printed,
     product,
+    read_paper,
     read_toml,
     suite_names,
 )
@@ -30,8 +31,7 @@ from transship_suites.runner.quantities import (
     lowest,
 )
 from transship_suites.runner.results import SuiteResult
-from transship_suites.runner.run import CaseDone, SuiteRun
-from transship_suites.runner.schedule import run_suite
+from transship_suites.runner.run import CaseDone, SuiteRun, run_suite
 from transship_suites.runner.verdict import Claim, EveryRun, Judgement, SeedSpread, judge, spread
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Curve",
     "EveryRun",
     "Experiment",
+    "Heading",
     "Judgement",
     "Level",
     "Measurement",
@@ -51,7 +52,6 @@ __all__ = [
     "Paper",
     "PaperTable",
     "Quantity",
-    "Reading",
     "Scale",
     "SeedSpread",
     "Suite",
@@ -65,6 +65,7 @@ __all__ = [
     "percent",
     "printed",
     "product",
+    "read_paper",
     "read_toml",
     "run_suite",
     "spread",

@@ -3,44 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transship.atomic import write_text
 from transship.errors import MissingError, OutputError, TransshipError
-from transship.report import html, markdown
+from transship.report import Page, html, markdown
 from transship_suites.runner.declaration import Suite, load_suite, suite_names
 from transship_suites.runner.needs import ensure, locate
+from transship_suites.runner.page import joint_page, suite_page
 from transship_suites.runner.results import SuiteResult
 from transship_suites.runner.run import SuiteRun
 
 RESULTS, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
 
 
-@dataclass(frozen=True)
-class SuiteCard:
-    """What `transship bench` lists of one suite; `needs` are (kind, name, source, whether it is here)."""
-
-    name: str
-    title: str
-    paper: str
-    claims: tuple[tuple[str, str], ...]
-    minutes: dict[str, float]
-    needs: dict[str, tuple[tuple[str, str, str, bool], ...]]
-
-
-def card(suite: Suite) -> SuiteCard:
-    """Return what is listed of a suite: claims with their rules, times, and needs per scale."""
-    needs: dict[str, tuple[tuple[str, str, str, bool], ...]] = {
-        scale: tuple(
-            (need.kind, need.name, need.source, locate(need) is not None) for need in suite.needs_at(scale)
-        )
-        for scale in suite.scales
+def card(suite: Suite) -> dict[str, Any]:
+    """Return what is listed of a suite: claims with rules, times, and needs per scale with what is here."""
+    return {
+        "name": suite.name,
+        "title": suite.title,
+        "paper": str(suite.paper),
+        "claims": [(claim.text, claim.rule) for claim in suite.claims],
+        "minutes": {name: scale.minutes for name, scale in suite.scales.items()},
+        "needs": {
+            scale: [
+                (need.kind, need.name, need.source, locate(need) is not None)
+                for need in suite.needs_at(scale)
+            ]
+            for scale in suite.scales
+        },
     }
-    claims = tuple((claim.text, claim.rule) for claim in suite.claims)
-    minutes = {name: scale.minutes for name, scale in suite.scales.items()}
-    return SuiteCard(suite.name, suite.title, str(suite.paper), claims, minutes, needs)
 
 
 def choose(names: Sequence[str], folder: Path | None = None) -> list[Suite]:
@@ -49,17 +42,6 @@ def choose(names: Sequence[str], folder: Path | None = None) -> list[Suite]:
     if "all" in wanted:
         wanted = list(suite_names(folder))
     return [load_suite(name, folder) for name in wanted]
-
-
-def at_scale(suites: Sequence[Suite], scale: str) -> tuple[list[Suite], dict[str, str]]:
-    """Return the suites that have `scale`, and for each of the others which it has instead."""
-    having = [suite for suite in suites if scale in suite.scales]
-    others = {
-        suite.name: f"it has no scale '{scale}', only {', '.join(suite.scales)}"
-        for suite in suites
-        if scale not in suite.scales
-    }
-    return having, others
 
 
 def prepare(
@@ -77,20 +59,24 @@ def prepare(
 
 
 def able(
-    suites: Sequence[Suite], scale: str, *, device: str | None = None
+    suites: Sequence[Suite], scale: str, *, device: str | None = None, missing: bool = False
 ) -> tuple[list[Suite], dict[str, str]]:
-    """Return the suites that can run here, and why each of the others cannot."""
+    """Return the suites that have a scale and can run here, and why each of the others cannot.
+
+    With `missing`, suites that lack data or models count as well.
+    """
     here, reasons = [], {}
     for suite in suites:
+        if scale not in suite.scales:
+            reasons[suite.name] = f"it has no scale '{scale}', only {', '.join(suite.scales)}"
+            continue
         try:
-            if scale not in suite.scales:
-                reasons[suite.name] = f"it has no scale '{scale}'"
-                continue
-            ensure(suite.needs_at(scale), suite=suite.name, device=device)
+            if not missing:
+                ensure(suite.needs_at(scale), suite=suite.name, device=device)
         except TransshipError as error:
             reasons[suite.name] = error.what
-            continue
-        here.append(suite)
+        else:
+            here.append(suite)
     return here, reasons
 
 
@@ -111,21 +97,16 @@ def check_output(run: SuiteRun, out: Path, *, force: bool = False) -> Path:
 
 def write_results(suite: Suite, result: SuiteResult, folder: Path) -> list[Path]:
     """Write JSON, Markdown and page into `folder`, each whole or not at all; the JSON last."""
-    from transship_suites.runner.page import suite_page
-
-    page = suite_page(suite, result)
-    return [
-        write_text(folder / PAGE, html.render(page), force=True),
-        write_text(folder / MARKDOWN, markdown.render(page), force=True),
-        write_text(folder / RESULTS, result.dumps(), force=True),
-    ]
+    written = _write(suite_page(suite, result), folder)
+    return [*written, write_text(folder / RESULTS, result.dumps(), force=True)]
 
 
 def write_joint(suites: Sequence[Suite], results: Sequence[SuiteResult], out: Path) -> list[Path]:
     """Write one page of several suites, as HTML and as Markdown, into `out/all/<scale>`."""
-    from transship_suites.runner.page import joint_page
+    return _write(joint_page(suites, results), out / "all" / results[0].scale)
 
-    page, folder = joint_page(suites, results), out / "all" / results[0].scale
+
+def _write(page: Page, folder: Path) -> list[Path]:
     return [
         write_text(folder / PAGE, html.render(page), force=True),
         write_text(folder / MARKDOWN, markdown.render(page), force=True),

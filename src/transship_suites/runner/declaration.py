@@ -107,7 +107,7 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Heading:
     """What is shown of every row.
 
     Attributes:
@@ -143,7 +143,7 @@ class PaperTable:
 
     title: str
     rows: tuple[Condition, ...]
-    columns: tuple[Reading, ...]
+    columns: tuple[Heading, ...]
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)
     paper_source: str = ""
     setting: str = ""
@@ -251,6 +251,12 @@ def read_toml(file: Path) -> dict[str, Any]:
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
+def read_paper(file: Path, where: str = "") -> tuple[Paper, dict[str, Any]]:
+    """Return a paper and all that its file says of it, its printed figures among that."""
+    about = read_toml(file)
+    return Paper(about["title"], about["authors"], where, notes=tuple(about["notes"])), about
+
+
 def printed(rows: Mapping[str, Sequence[float]], columns: Sequence[str]) -> dict[tuple[str, str], float]:
     """Return a paper's printed rows by (row, column), as `Table.paper` holds them."""
     return {
@@ -260,9 +266,9 @@ def printed(rows: Mapping[str, Sequence[float]], columns: Sequence[str]) -> dict
     }
 
 
-def percent(name: str, quantity: str | Quantity, digits: int = 1) -> Reading:
+def percent(name: str, quantity: str | Quantity, digits: int = 1) -> Heading:
     """Return a column of shares that is shown as per cent."""
-    return Reading(name, quantity, percent=True, digits=digits)
+    return Heading(name, quantity, percent=True, digits=digits)
 
 
 def product(**levels: Sequence[Level]) -> list[dict[str, Level]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from transship.errors import DataError
-from transship_suites.runner.declaration import Condition, Curve, PaperTable, Reading, Suite
+from transship_suites.runner.declaration import Condition, Curve, Heading, PaperTable, Suite
 from transship_suites.runner.quantities import Case, Measurement, Quantity
 from transship_suites.runner.verdict import Judgement, SeedSpread, Verdict, judge, postponed, spread
 
@@ -182,7 +182,7 @@ def curve_result(curve: Curve, measurements: Sequence[Measurement], seeds: Seque
     factors = [measurement.factors for measurement in measurements]
     levels = {own[curve.x] for own in factors if curve.x in own}
     x = tuple(sorted(levels, key=lambda level: (isinstance(level, str), level)))
-    column = Reading(curve.title, curve.quantity)
+    column = Heading(curve.title, curve.quantity)
     points = tuple(
         tuple(
             spread(

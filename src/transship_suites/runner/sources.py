@@ -13,6 +13,8 @@ from typing import Any
 
 LIBRARY, SUITES = PACKAGES = ("transship", "transship_suites")
 SOURCES = Path(__file__).parent.parent.parent
+# a paper: its figures are shown beside ours, and what cases read of it is in the options
+_SHOWN = {"paper.toml"}
 # they arrange and show numbers that are measured elsewhere
 _WITHOUT_EFFECT = (f"{LIBRARY}/cli", f"{LIBRARY}/report", f"{SUITES}/runner")
 
@@ -48,7 +50,8 @@ def _files(room: str) -> list[Path]:
     """Return the Python and table files of a room, which is a folder or a single module of a package."""
     folder = SOURCES / room
     if folder.is_dir():
-        return sorted(file for file in folder.rglob("*") if file.suffix in {".py", ".toml", ".json"})
+        files = sorted(file for file in folder.rglob("*") if file.suffix in {".py", ".toml", ".json"})
+        return [file for file in files if file.name not in _SHOWN]
     return [file for file in (folder.with_suffix(".py"), folder.with_suffix(".toml")) if file.is_file()]
 
 

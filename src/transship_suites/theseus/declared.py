@@ -8,18 +8,16 @@ from typing import Any
 
 from transship_suites.runner import (
     Condition,
+    Heading,
     Level,
-    Paper,
     PaperTable,
     Quantity,
-    Reading,
     cell,
     percent,
-    read_toml,
+    read_paper,
 )
 
-ABOUT = read_toml(Path(__file__).with_name("paper.toml"))
-PAPER = Paper(ABOUT["title"], ABOUT["authors"], notes=tuple(ABOUT["notes"]))
+PAPER, ABOUT = read_paper(Path(__file__).with_name("paper.toml"))
 # part → row → accuracies on eight image sets, and their mean
 PRINTED: Mapping[str, Mapping[str, Sequence[float]]] = ABOUT["printed"]
 EIGHT = tuple(ABOUT["columns"])
@@ -41,7 +39,7 @@ COLUMNS = (
     percent("accuracy", "accuracy"),
     percent("share of the source's gain", "share"),
     percent("clean accuracy", "clean"),
-    Reading("strength", "strength", digits=2),
+    Heading("strength", "strength", digits=2),
 )
 SETTING = (
     "the paper moves fine-tunes between CLIP models (ViT-B/16, B/16+, L/14) on eight image sets; we move "

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from transship.data import load
-from transship_suites.demo import models, page
+from transship_suites.demo import models
 from transship_suites.demo.models import LIBRARIES, OF_EACH, descriptions
-from transship_suites.demo.steps import Demo, Size, VerbResult, signals
+from transship_suites.demo.steps import Demo, Size, VerbResult, signals, story, write
 
 TINY = Size(pretrain=30, tune=15, adapt=1)
 
@@ -42,7 +42,7 @@ def test_a_verb_is_held_against_its_best_baseline_also_at_a_glance():
     step = VerbResult("transport", "A story.", "read rightly", figures, "ours", ("what it came from",))
     assert step.baseline == "head alone"
     digits = models.load_digits("test")
-    (glance, *_) = page.story({"narrow": 0.9}, [step], digits, digits).sections
+    (glance, *_) = story({"narrow": 0.9}, [step], digits, digits).sections
     (shown,) = glance.blocks[-1].figures
     assert (shown.value, shown.note) == ("70.0%", "head alone: 80.0%")
 
@@ -57,7 +57,7 @@ def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
         assert step.baseline not in (step.ours, *step.references)
         assert all(0 <= value <= 1 for value in step.figures.values())
         assert step.ours in step.line()
-    written = page.write(page.story(demo.bases(), steps, demo.train, demo.test), tmp_path)
+    written = write(story(demo.bases(), steps, demo.train, demo.test), tmp_path)
     assert "the same digits turned by a quarter" in written.read_text()
     left = load(str(tmp_path / "data" / "turned.npz"), "array")
     assert len(left.split("train")) == len(demo.train)

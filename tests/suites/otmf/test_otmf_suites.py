@@ -18,7 +18,7 @@ from transship_suites import load_suite, run_suite
 from transship_suites.materials import picture_tasks as pictures
 from transship_suites.otmf import declared, names
 from transship_suites.otmf.claims import ours, sweep_claim, theirs
-from transship_suites.otmf.figures import over_orders
+from transship_suites.otmf.declared import over_orders
 from transship_suites.otmf.names import BASELINES, HEADS, MIX, OTMF, PAIRED, Way
 from transship_suites.otmf.small import base_by_order
 from transship_suites.otmf.trajectory import BodyView, KnownInputs, TunedTask, follow

@@ -1,1 +1,0 @@
-"""What is measured of an index whose embedding model changes."""
