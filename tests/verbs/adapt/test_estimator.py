@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import transship
 from transship.errors import DataError, OptionError
 from transship.verbs.adapt import Recraft, load_adapted
 from transship.verbs.adapt.fit import advice, open_accelerator
-from transship.verbs.adapt.raw.fit import fit_base, fit_raw
+from transship.verbs.adapt.raw.fit import RawResult, fit_base, fit_raw
+from transship.verbs.adapt.rows.metrics import METRICS
 from transship.verbs.adapt.rows.targets import Targets
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
@@ -202,12 +204,16 @@ def test_baselines_stand_beside_the_model_with_a_word_on_which_to_use(nft: dict[
     assert not Recraft(**nft).fit(*waves).baselines_
 
 
-def test_advice_follows_the_figures_and_their_noise():
-    raw = [{"name": "rocket", "validation": 0.10}, {"name": "ridge", "validation": 0.3}]
-    assert advice(0.02, 400, "error", raw, "nft").startswith("use the adapted model (nft)")
-    assert advice(0.30, 400, "error", raw, "nft").startswith("use the raw baseline rocket")
-    assert "show no difference" in advice(0.09, 40, "error", raw, "nft")
-    assert advice(0.2, 40, "error", [], "nft") == ""
+def test_advice_needs_a_difference_that_chance_seldom_makes():
+    plan: Any = SimpleNamespace(settings=SimpleNamespace(method="nft"), metric=METRICS["error"])
+    raw = RawResult("rocket", 0.1, 1.0, None)  # type: ignore[arg-type]
+    assert advice(0.02, 400, plan, raw, 0.001).startswith("use the adapted model (nft), not the best raw")
+    worse = advice(0.30, 400, plan, raw, 0.001)
+    assert worse.startswith(
+        "use the raw baseline rocket, not the adapted model (nft): error 0.3000 against 0.1000"
+    )
+    assert worse.endswith("on the same 400 validation rows (paired test: p = 0.001)")
+    assert "show no difference" in advice(0.02, 400, plan, raw, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,14 @@ from transship.verbs.adapt.model.source import SourceSide, open_source
 from transship.verbs.adapt.plan import AdaptPlan, make_plan
 from transship.verbs.adapt.raw.fit import RawResult, fit_base, raw_baselines
 from transship.verbs.adapt.raw.models import BaseModel
+from transship.verbs.adapt.rows.metrics import paired_test
 from transship.verbs.adapt.rows.reading import Split
 from transship.verbs.adapt.settings import Settings
 from transship.verbs.adapt.train.loop import Checkpoints, Runtime
 from transship.verbs.adapt.train.problem import AdaptMethod, LearningProblem, LearningRows
 from transship.verbs.adapt.train.stages import COLLAPSED, stage_one, stage_two
+
+SURE = 0.05  # a difference that chance makes less often than this is advice
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,15 +166,22 @@ def apply(plan: AdaptPlan, prepared: AdaptPrepared, watch: Progress = quiet) -> 
         state.snapshots,
     )
     checkpoints.clear()
-    return _judged(plan, adapted)
+    return _judged(plan, prepared, adapted)
 
 
-def _judged(plan: AdaptPlan, adapted: Adapted) -> Adapted:
+def _judged(plan: AdaptPlan, prepared: AdaptPrepared, adapted: Adapted) -> Adapted:
     """Return the model with its figures on the rows held out, and the advice that they give."""
-    validation = adapted.evaluate(plan.split.held_inputs, plan.split.held_targets)
-    about, metric = adapted.about, plan.metric.name
-    sentence = advice(validation[metric], len(plan.held), metric, about["baselines"], plan.settings.method)
-    return replace(adapted, about={**about, "validation": validation, "advice": sentence})
+    targets, truth, split = plan.targets, plan.held_truth, plan.split
+    outputs = adapted.outputs(split.held_inputs)
+    validation = adapted.measured(outputs, split.held_targets)
+    sentence = ""
+    if prepared.raw:
+        best, rows = prepared.raw[0], plan.held.inputs.numpy()
+        own = targets.prediction(outputs), targets.scores(outputs)
+        raw = best.model.predict(rows).reshape(own[0].shape), best.model.scores(rows)
+        chance = paired_test(plan.metric, truth, own, raw, seed=derive_seed(plan.settings.seed, "advice"))
+        sentence = advice(validation[plan.metric.name], len(truth), plan, best, chance)
+    return replace(adapted, about={**adapted.about, "validation": validation, "advice": sentence})
 
 
 def _about(plan: AdaptPlan, prepared: AdaptPrepared) -> dict[str, Any]:
@@ -285,28 +295,20 @@ def _collapse(log: Sequence[Mapping[str, Any]]) -> list[str]:
     return []
 
 
-def advice(validation: float, rows: int, metric: str, raw: Sequence[Mapping[str, Any]], method: str) -> str:
-    """Return one sentence: the adapted model, or a raw one that costs seconds, by the validation rows."""
-    if not raw:
-        return ""
-    best = min(raw, key=lambda row: row["validation"])
-    name, figure = best["name"], float(best["validation"])
-    noise = _noise(validation, figure, rows, metric)
-    figures = f"{metric} {validation:.4f} against {figure:.4f}"
-    shown = f"{figures} on {rows} validation rows"
-    if validation < figure - noise:
-        return f"use the adapted model ({method}): {shown} of the best raw baseline ({name})"
-    if validation > figure + noise:
-        return f"use the raw baseline {name}, not the adapted model ({method}): {shown}"
-    return (
-        f"{rows} validation rows show no difference between the adapted model ({method}) and the raw "
-        f"baseline {name}: {figures}; {name} is the cheaper one"
-    )
+def advice(validation: float, rows: int, plan: AdaptPlan, raw: RawResult, chance: float) -> str:
+    """Return one sentence: the adapted model, or the best raw one, which costs seconds.
 
-
-def _noise(first: float, second: float, rows: int, metric: str) -> float:
-    """Return one standard error of a 0-1 error at these figures; other metrics are taken as they are."""
-    if metric != "error" or not rows:
-        return 0.0
-    middle = min(max((first + second) / 2, 0.5 / rows), 1 - 0.5 / rows)
-    return float((middle * (1 - middle) / rows) ** 0.5)
+    `chance` is the p-value of the difference on the same validation rows.
+    """
+    method, name = plan.settings.method, raw.name
+    figures = f"{plan.metric.name} {validation:.4f} against {raw.validation:.4f}"
+    test = f"paired test: p = {chance:.2g}"
+    if chance >= SURE:
+        return (
+            f"{rows} validation rows show no difference between the adapted model ({method}) and the raw "
+            f"baseline {name}: {figures} ({test}); {name} is the cheaper one"
+        )
+    shown = f"{figures} on the same {rows} validation rows ({test})"
+    if validation < raw.validation:
+        return f"use the adapted model ({method}), not the best raw baseline ({name}): {shown}"
+    return f"use the raw baseline {name}, not the adapted model ({method}): {shown}"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import sklearn.metrics as reference
 import torch
+from scipy.stats import binom, ttest_rel
 
 from transship.errors import DataError, OptionError
 from transship.verbs.adapt.rows.metrics import (
@@ -20,6 +21,7 @@ from transship.verbs.adapt.rows.metrics import (
     mean_average_precision,
     mean_squared_error,
     nrmse,
+    paired_test,
     relative_l2,
     zero_one_error,
 )
@@ -203,3 +205,50 @@ def test_one_class_leaves_the_curves_undefined_and_the_rest_defined():
 def test_what_cannot_be_measured_is_refused_in_a_sentence(call, words: str):
     with pytest.raises((DataError, OptionError), match=words.replace("(", r"\(")):
         call()
+
+
+def two(wrong_first: int, wrong_second: int, both: int, rows: int = 48):
+    """Return labels and the answers of two models that err on so many rows each, and on so many both."""
+    truth = np.arange(rows) % 3
+    first, second = truth.copy(), truth.copy()
+    first[:wrong_first] += 1
+    second[wrong_first - both : wrong_first - both + wrong_second] += 1
+    return truth, (first % 3, None), (second % 3, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"), [(2, 5, 2), (2, 5, 0), (1, 12, 1), (0, 7, 0), (9, 9, 3)]
+)
+def test_the_paired_test_of_errors_is_the_exact_one_of_mcnemar(first: int, second: int, both: int):
+    truth, left, right = two(first, second, both)
+    only = first - both, second - both
+    exact = min(1.0, 2 * binom.cdf(min(only), sum(only), 0.5))
+    assert paired_test(METRICS["error"], truth, left, right, seed=0) == pytest.approx(exact, abs=0.02)
+
+
+def test_two_errors_against_five_of_48_rows_show_nothing():
+    assert paired_test(METRICS["error"], *two(2, 5, 2), seed=0) > 0.2
+
+
+@pytest.mark.parametrize("name", ["mse", "relative-l2"])
+def test_the_paired_test_of_values_is_near_that_of_scipy(name: str):
+    generator = np.random.default_rng(0)
+    truth = generator.normal(size=(60, 9)) + 3.0
+    left, right = (truth + scale * generator.normal(size=truth.shape) for scale in (1.0, 1.15))
+    metric = METRICS[name]
+    rows = [[metric(truth[i : i + 1], made[i : i + 1]) for i in range(60)] for made in (left, right)]
+    found = paired_test(metric, truth, (left, None), (right, None), seed=0)
+    assert np.mean(rows[0]) == pytest.approx(metric(truth, left))  # a mean over rows
+    assert found == pytest.approx(ttest_rel(*rows).pvalue, abs=0.02)
+
+
+def test_figures_of_whole_sets_are_swapped_as_a_whole():
+    generator = np.random.default_rng(0)
+    truth = generator.integers(0, 2, (80, 3))
+    good, bad = (
+        1 / (1 + np.exp(-(scale * (2 * truth - 1) + generator.normal(size=truth.shape)))) for scale in (2, 0)
+    )
+    metric = METRICS["1-map"]
+    answers = [((part > 0.5).astype(int), part) for part in (good, bad)]
+    assert paired_test(metric, truth, *answers, seed=0) < 0.02
+    assert paired_test(metric, truth, answers[0], answers[0], seed=0) == 1.0

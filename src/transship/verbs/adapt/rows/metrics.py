@@ -17,6 +17,8 @@ from transship.errors import DataError, OptionError
 from transship.registry import unknown
 
 Array = npt.NDArray[Any]
+# predictions of a model, and its probabilities where it has any
+Answers = tuple[Any, Any]
 Task = Literal["classification", "multilabel", "regression", "dense"]
 TASKS: tuple[Task, ...] = ("classification", "multilabel", "regression", "dense")
 
@@ -139,12 +141,14 @@ class Metric:
         tasks: what it applies to.
         function: from truth, prediction and scores to the figure.
         needs_scores: whether probabilities are needed and predictions are not enough.
+        by_row: whether the figure of a set is the mean of the figures of its rows.
     """
 
     name: str
     tasks: tuple[str, ...]
     function: Callable[[Any, Any, Any], float]
     needs_scores: bool = False
+    by_row: bool = True
 
     def __call__(self, truth: Any, prediction: Any, scores: Any = None) -> float:
         """Return the figure on the whole set.
@@ -185,9 +189,15 @@ METRICS: Mapping[str, Metric] = {
         Metric("error", ("classification",), lambda t, p, s: zero_one_error(p, t)),
         Metric("cross-entropy", ("classification",), _cross_entropy_of, needs_scores=True),
         Metric("bce", ("multilabel",), _bce_of, needs_scores=True),
-        Metric("1-f1", _POINTS, lambda t, p, s: 1.0 - macro_f1(p, t)),
-        Metric("1-auroc", _POINTS, lambda t, p, s: 1.0 - auroc(s, t), needs_scores=True),
-        Metric("1-map", _POINTS, lambda t, p, s: 1.0 - mean_average_precision(s, t), needs_scores=True),
+        Metric("1-f1", _POINTS, lambda t, p, s: 1.0 - macro_f1(p, t), by_row=False),
+        Metric("1-auroc", _POINTS, lambda t, p, s: 1.0 - auroc(s, t), needs_scores=True, by_row=False),
+        Metric(
+            "1-map",
+            _POINTS,
+            lambda t, p, s: 1.0 - mean_average_precision(s, t),
+            needs_scores=True,
+            by_row=False,
+        ),
         Metric("mse", _VALUES, lambda t, p, s: mean_squared_error(p, t)),
         Metric("nrmse", _VALUES, lambda t, p, s: nrmse(p, t)),
         Metric("relative-l2", _VALUES, lambda t, p, s: relative_l2(p, t)),
@@ -233,6 +243,44 @@ def evaluate(task: str, truth: Any, prediction: Any, scores: Any = None) -> dict
     if all(np.isnan(value) for value in figures.values()):
         default_metric(task)(truth, prediction, scores)  # nothing can be measured: say why
     return figures
+
+
+def paired_test(metric: Metric, truth: Array, first: Answers, second: Answers, *, seed: int) -> float:
+    """Return the p-value of a paired permutation test that two models have the same figure on these rows.
+
+    Rows whose answers are swapped at random show what chance makes of the difference (two-sided). What is a
+    mean over rows takes 5,000 draws, other figures 200.
+    """
+    generator, rows = np.random.default_rng(seed), len(truth)
+    if metric.by_row:
+        figures = [
+            [
+                metric(
+                    truth[row : row + 1], *(part if part is None else part[row : row + 1] for part in answers)
+                )
+                for row in range(rows)
+            ]
+            for answers in (first, second)
+        ]
+        gaps = np.subtract(figures[0], figures[1])
+        observed = gaps.mean()
+        drawn = [(gaps * generator.choice((-1.0, 1.0), rows)).mean() for _ in range(5000)]
+    else:
+        observed, drawn = metric(truth, *first) - metric(truth, *second), []
+        for _ in range(200):
+            swap = generator.random(rows) < 0.5
+            pairs = [_swapped(swap, *parts) for parts in zip(first, second, strict=True)]
+            left, right = zip(*pairs, strict=True)
+            drawn.append(metric(truth, *left) - metric(truth, *right))
+    extreme = np.abs(drawn) >= abs(observed) - 1e-12
+    return float((1 + extreme.sum()) / (1 + len(drawn)))
+
+
+def _swapped(swap: Array, first: Any, second: Any) -> tuple[Any, Any]:
+    if first is None or second is None:
+        return None, None
+    wide = swap.reshape(-1, *(1,) * (first.ndim - 1))
+    return np.where(wide, second, first), np.where(wide, first, second)
 
 
 def log_softmax(logits: Array) -> Array:
