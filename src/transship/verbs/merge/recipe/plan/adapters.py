@@ -19,14 +19,14 @@ from transship.checkpoints import Adapter, Checkpoint, Update
 from transship.checkpoints.checkpoint import Factors, LowRank
 from transship.checkpoints.lora import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
-from transship.errors import CheckpointError, OptionError
+from transship.errors import CheckpointError
 from transship.numerics import TORCH
 from transship.verbs.merge.maths.operands import Floats
 from transship.verbs.merge.protocol import recipe_method, recipe_methods
 from transship.verbs.merge.recipe.plan.layout import find_layout, is_head
 from transship.verbs.merge.recipe.plan.lineage import check_adapter
-from transship.verbs.merge.recipe.read.parameters import Settings, coerce, layer_position, resolve
-from transship.verbs.merge.recipe.read.schema import ModelEntry, Recipe
+from transship.verbs.merge.recipe.read.parameters import layer_position
+from transship.verbs.merge.recipe.read.schema import Recipe
 from transship.verbs.merge.recipe.read.sources import ModelReference
 
 _FACTOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(?:embedding_)?A(?:\..+)?")
@@ -180,48 +180,28 @@ def merge_adapters(
 def _weights(
     recipe: Recipe, base: Checkpoint, modules: tuple[Mapping[str, tuple[str, int]], ...]
 ) -> dict[str, tuple[float, ...]]:
-    """Return each tensor's factors of the adapters, by the recipe's gradients and filters."""
+    """Return each tensor's factors of the adapters: weights, by the method's `normalize` and `scale`."""
     whole = recipe.modules[0].slices[0]
-    outer = whole.parameters, recipe.modules[0].parameters, recipe.parameters
+    outer = whole.parameters, recipe.modules[0].parameters
     layout = find_layout(list(base.tensors), base.config, base.name)
     depths = {stack.module: stack.layers for stack in layout.stacks}
+    shared = [field for field in ("normalize", "scale") if hasattr(recipe.kind, field)]
     weights = {}
     for name in dict.fromkeys(name for names in modules for name in names):
         place = layout.position(name)
         position = 0.0 if place.layer is None else layer_position(place.layer, depths[place.module])
-        plain = [_weight(recipe, entry, outer, name, position) for entry in whole.sources]
-        weights[name] = _normalised(recipe, outer, plain, name, position)
+        plain = [
+            float(recipe.value("weight", (entry.parameters, *outer), name, position, entry.model))
+            for entry in whole.sources
+        ]
+        given = {field: recipe.value(field, outer, name, position) for field in shared}
+        method = recipe.kind(**{field: value for field, value in given.items() if value is not None})
+        divisor = sum(plain) if getattr(method, "normalize", False) else 1.0
+        if divisor == 0:
+            raise recipe.error("the weights sum to 0", "choose others, or set normalize: false")
+        scale = getattr(method, "scale", 1.0)
+        weights[name] = tuple(scale * weight / divisor for weight in plain)
     return weights
-
-
-def _weight(
-    recipe: Recipe, entry: ModelEntry, outer: tuple[Settings, ...], name: str, position: float
-) -> float:
-    value = resolve((entry.parameters, *outer), "weight", name, position)
-    if value is None:
-        raise OptionError(
-            f"{recipe.method} needs weight for {entry.model}",
-            where=entry.where,
-            fix="add parameters: {weight: …}",
-        )
-    return float(coerce(recipe.kind, "weight", value, f"{recipe.path}, weight of {entry.model}"))
-
-
-def _normalised(
-    recipe: Recipe, outer: tuple[Settings, ...], weights: list[float], name: str, position: float
-) -> tuple[float, ...]:
-    spelling = {spelt: own for own, spelt in recipe.kind.spelling.items()}
-
-    def shared(parameter: str, default: Any) -> Any:
-        value = resolve(outer, parameter, name, position)
-        own = spelling.get(parameter, parameter)
-        return default if value is None else coerce(recipe.kind, own, value, f"{recipe.path}, {parameter}")
-
-    normalize, scale = shared("normalize", recipe.method == "linear"), shared("lambda", 1.0)
-    divisor = sum(weights) if normalize else 1.0
-    if divisor == 0:
-        raise recipe.error("the weights sum to 0", "choose others, or set normalize: false")
-    return tuple(scale * weight / divisor for weight in weights)
 
 
 def _modules(adapter: Adapter, base: Checkpoint) -> dict[str, tuple[str, int]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from transship.checkpoints import TensorInfo
-from transship.errors import CheckpointError, OptionError
+from transship.errors import CheckpointError
 from transship.verbs.merge.protocol import RecipeMethod, parameters_of
 from transship.verbs.merge.recipe.plan.layout import Layout, Span, SpanModel, is_head
 from transship.verbs.merge.recipe.plan.models import Models
 from transship.verbs.merge.recipe.plan.vocabulary import Vocabulary
-from transship.verbs.merge.recipe.read.parameters import coerce, layer_position, resolve
+from transship.verbs.merge.recipe.read.parameters import layer_position
 from transship.verbs.merge.recipe.read.schema import Recipe
 from transship.verbs.merge.recipe.read.sources import ModelReference
 
@@ -292,48 +292,30 @@ class _Rules:
 
     def _shared(self, target: _Target) -> dict[str, Any]:
         """Return the method's parameters that hold for all models, where the recipe gives them."""
-        kind, shared = self.recipe.kind, {}
-        for field in parameters_of(kind, "recipe"):
-            if field in kind.per_model:
-                continue
-            spelt = kind.spelling.get(field, field)
-            value = resolve(self._scopes(target), spelt, target.name, target.position)
-            if value is not None:
-                shared[field] = coerce(kind, field, value, f"{self.recipe.path}, {spelt}")
-            elif field in kind.required:
-                raise self._missing(spelt, target.name, None)
-        return shared
+        kind = self.recipe.kind
+        values = {
+            field: self.recipe.value(field, target.span.scopes, target.name, target.position)
+            for field in parameters_of(kind, "recipe")
+            if field not in kind.per_model
+        }
+        return {field: value for field, value in values.items() if value is not None}
 
     def _per_model(self, target: _Target, inputs: Sequence[StepInput]) -> dict[str, tuple[Any, ...]]:
         """Return the parameters with a value for each model; filters see the model's own tensor names."""
-        kind, values = self.recipe.kind, {}
-        for field, default in parameters_of(kind, "recipe").items():
-            if field not in kind.per_model:
+        recipe, values = self.recipe, {}
+        for field, default in parameters_of(recipe.kind, "recipe").items():
+            if field not in recipe.kind.per_model:
                 continue
-            spelt, per_model = kind.spelling.get(field, field), []
+            if field == "weight" and recipe.weights is not None:
+                default = 1.0 / len(inputs)  # where the search starts
+            per_model = []
             for each, model in zip(inputs, target.span.models, strict=True):
-                scopes = (model.parameters, *self._scopes(target))
+                scopes = (model.parameters, *target.span.scopes)
                 tensor = self.models[each.reference].names[each.tensor]
-                value = resolve(scopes, spelt, tensor, target.position)
-                if value is None and field == "weight" and self.recipe.weights is not None:
-                    value = 1.0 / len(inputs)  # where the search starts
-                if value is None and field in kind.required:
-                    raise self._missing(spelt, target.name, each.reference)
-                where = f"{self.recipe.path}, {spelt} of {each.reference}"
-                per_model.append(default if value is None else coerce(kind, field, value, where))
+                value = recipe.value(field, scopes, tensor, target.position, each.reference)
+                per_model.append(default if value is None else value)
             values[field] = tuple(per_model)
         return values
-
-    def _scopes(self, target: _Target) -> tuple[Mapping[str, Any], ...]:
-        return (*target.span.scopes, self.recipe.parameters)
-
-    def _missing(self, parameter: str, name: str, model: ModelReference | None) -> OptionError:
-        whose = f" for {model}" if model else ""
-        appended = model is not None and model == self.recipe.base_model and self.recipe.kind.base == "input"
-        fix = f"add parameters: {{{parameter}: …}}" + (", or remove base_model" if appended else "")
-        return self.recipe.error(
-            f"{self.recipe.method} needs {parameter}{whose}, and no rule gives it for tensor '{name}'", fix
-        )
 
 
 def promoted(dtypes: Sequence[str]) -> str:

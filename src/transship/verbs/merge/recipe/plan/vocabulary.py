@@ -74,10 +74,7 @@ class Vocabulary:
     ) -> Reader:
         """Return the reader of a model's tensor with its rows in the output's order."""
         info = models[reference].info(name)
-        if info is None:
-            raise CheckpointError(
-                "it has no such tensor", where=f"{reference}, {name}", fix="check the recipe"
-            )
+        assert info is not None
         width = info.size // max(info.shape[0], 1)
         gather = _Gather(self, self.maps[reference], name, models, width)
 

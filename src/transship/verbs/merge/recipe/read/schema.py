@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from transship.errors import CheckpointError, OptionError, TransshipWarning
 from transship.registry import unknown
@@ -17,7 +18,7 @@ from transship.verbs.merge.protocol import (
     recipe_methods,
 )
 from transship.verbs.merge.recipe.read.document import Block, Items, parse_documents, read_text
-from transship.verbs.merge.recipe.read.parameters import Setting, coerce, read_settings
+from transship.verbs.merge.recipe.read.parameters import Setting, Settings, coerce, read_settings, resolve
 from transship.verbs.merge.recipe.read.sources import (
     CHAT_TEMPLATES,
     DataRule,
@@ -142,6 +143,36 @@ class Recipe:
     def runs_models(self) -> bool:
         """Return whether models run on data before anything is written."""
         return issubclass(self.kind, LearnedMethod) or self.weights is not None or self.fits_heads
+
+    def value(
+        self,
+        field: str,
+        scopes: Sequence[Settings],
+        tensor: str,
+        position: float,
+        model: ModelReference | None = None,
+    ) -> Any:
+        """Return a field of the method for one tensor, None where no rule gives it.
+
+        Args:
+            field: of the method's class.
+            scopes: settings, the innermost first; those of the recipe are the last.
+            tensor: whose name filters see.
+            position: in the depth of its slice, from 0 to 1.
+            model: whose value it is, where each model has its own.
+        """
+        spelt, whose = self.kind.spelling.get(field, field), f" of {model}" if model else ""
+        value = resolve((*scopes, self.parameters), spelt, tensor, position)
+        if value is not None:
+            return coerce(self.kind, field, value, f"{self.path}, {spelt}{whose}")
+        if field in self.kind.required and not (field == "weight" and self.weights is not None):
+            appended = model is not None and model == self.base_model and self.kind.base == "input"
+            raise self.error(
+                f"{self.method} needs {spelt}{f' for {model}' if model else ''}, "
+                f"and no rule gives it for tensor '{tensor}'",
+                f"add parameters: {{{spelt}: …}}{', or remove base_model' if appended else ''}",
+            )
+        return None
 
     def error(self, what: str, fix: str) -> OptionError:
         """Return the error about the recipe as a whole."""
