@@ -7,6 +7,7 @@ that keeps its embeddings in a module of that name (BERT, RoBERTa, MPNet, Distil
 kin), so there is no code per architecture; what a family needs besides is read from the module's own parts.
 """
 
+import contextlib
 import copy
 import hashlib
 from collections.abc import Sequence
@@ -161,50 +162,44 @@ class Backbone:
             model = type(self.loaded.model)(copy.deepcopy(self.loaded.config))
         return Body(model.to(next(self.loaded.model.parameters()).dtype), self.name)
 
-    @torch.inference_mode()
     def source_pass(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (u [inputs, tokens, width], mask [inputs, tokens], states) of the backbone's own data."""
-        holder, key = _embeddings_of(self.loaded.model, self.name)
-        kept: list[Any] = []
-        hook = getattr(holder, key).register_forward_hook(lambda module, given, output: kept.append(output))
-        batch = self.loaded.preprocess(inputs)
-        try:
-            output = self.loaded.run(batch)
-        finally:
-            hook.remove()
-        return *_tokens(kept[0], batch), output.last_hidden_state
+        tokens, mask, output = self._run(inputs, whole=True)
+        return tokens, mask, output.last_hidden_state
 
-    @torch.inference_mode()
     def source_tokens(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Return (u, mask) alone: the embedding runs, and the body behind it does not."""
+        tokens, mask, _ = self._run(inputs, whole=False)
+        return tokens, mask
+
+    @torch.inference_mode()
+    def _run(self, inputs: Sequence[Any], *, whole: bool) -> tuple[Tensor, Tensor, Any]:
+        """Return (u, mask, output of the model); without `whole` the pass ends where the body would begin."""
         holder, key = _embeddings_of(self.loaded.model, self.name)
+        embedded: list[Any] = []
 
-        def enough(module: nn.Module, given: Any, made: Any) -> None:
-            raise _Embedded(made)
+        def seen(module: nn.Module, given: Any, output: Any) -> None:
+            embedded.append(output)
+            if not whole:
+                raise _Embedded
 
-        hook = getattr(holder, key).register_forward_hook(enough)
+        hook, output = getattr(holder, key).register_forward_hook(seen), None
         batch = self.loaded.preprocess(inputs)
         try:
-            self.loaded.run(batch)
-        except _Embedded as found:
-            return _tokens(found.made, batch)
+            with contextlib.suppress(_Embedded):
+                output = self.loaded.run(batch)
         finally:
             hook.remove()
-        raise CheckpointError("its embedding never runs", where=self.name, fix="choose another backbone")
+        if not embedded:
+            raise CheckpointError("its embedding never runs", where=self.name, fix="choose another backbone")
+        tokens = embedded[0][0] if isinstance(embedded[0], tuple) else embedded[0]
+        given = batch.inputs.get("attention_mask")
+        mask = torch.ones(tokens.shape[:2], dtype=torch.bool) if given is None else given.bool()
+        return tokens, mask.to(tokens.device), output
 
 
 class _Embedded(Exception):  # noqa: N818 - not an error: it ends a pass where the body would begin
-    def __init__(self, made: Any) -> None:
-        super().__init__()
-        self.made = made
-
-
-def _tokens(made: Any, batch: Any) -> tuple[Tensor, Tensor]:
-    """Return what an embedding gave as tokens and their mask."""
-    tokens = made[0] if isinstance(made, tuple) else made
-    given = batch.inputs.get("attention_mask")
-    mask = torch.ones(tokens.shape[:2], dtype=torch.bool) if given is None else given.bool()
-    return tokens, mask.to(tokens.device)
+    pass
 
 
 def open_backbone(reference: Any, *, trust_remote_code: bool = False) -> Backbone:

@@ -33,7 +33,7 @@ def test_eight_passes_of_nft_are_reckoned_from_steps_alone(monkeypatch: pytest.M
     train = Rows(inputs=np.zeros((640, 3)), labels=np.zeros(640))
     monkeypatch.setattr(transship.verbs.adapt, "Recraft", Slow)
     monkeypatch.setattr(transship.data, "load", lambda name: SimpleNamespace(split=lambda part: train))
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     found = importlib.import_module("benchmarks.adapt").stage1(rows=640)
     assert found == {"stage 1": 30.0, "nft, 8 passes": pytest.approx(2.0 * 8 * 9)}
     assert all(settings["select"] is False for settings in asked)

@@ -1,4 +1,4 @@
-"""Fields and pictures through ViT and Swin, with pictures as proxy; and mixed precision."""
+"""Whole fits: fields and pictures through ViT and Swin, with pictures as proxy; and mixed precision."""
 
 from __future__ import annotations
 
