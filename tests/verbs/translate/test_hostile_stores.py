@@ -10,6 +10,7 @@ import store_helpers as helpers
 
 from transship.errors import DataError
 from transship.numerics import MemoryBudget
+from transship.verbs.translate import load_map
 from transship.verbs.translate.apply import RowsDone, apply_map
 from transship.verbs.translate.stores import lance, open_source
 
@@ -76,3 +77,17 @@ def test_a_lance_table_that_disappears_says_where_to_go_on(saved, tmp_path: Path
     (tmp_path / "hidden").rename(tmp_path / "in")
     assert apply(saved, source, helpers.target("lance", tmp_path))[-1].done == COUNT
     assert open_source(helpers.target("lance", tmp_path)).rows == COUNT
+
+
+def test_what_is_no_store_says_what_it_is(saved, tmp_path: Path):
+    rows = helpers.build("parquet", tmp_path / "in", helpers.make_rows())
+    helpers.build("lance", tmp_path / "in", helpers.make_rows())
+    (tmp_path / "texts.jsonl").write_text('{"id": "a", "text": "a ship"}\n')
+    with pytest.raises(DataError, match=r"a \.jsonl file holds texts; embed it: transship translate embed"):
+        open_source(str(tmp_path / "texts.jsonl"))
+    with pytest.raises(DataError, match=r"a folder of LanceDB tables \(rows.lance\); name one: .*rows"):
+        open_source(str(tmp_path / "in" / "db"))
+    with pytest.raises(DataError, match="is a map, no store of vectors; give MAP before IN"):
+        open_source(saved.path)
+    with pytest.raises(DataError, match="is a file, and a map is a folder; give MAP first"):
+        load_map(rows)

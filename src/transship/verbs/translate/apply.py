@@ -46,6 +46,7 @@ class ApplyPlan:
         memory: bytes of the map and of one batch on its way.
         done: rows that an interrupted run has written already.
         unit: whether rows are brought to unit length.
+        note: what else to know of the rows, such as that they are approximate.
     """
 
     rows: int
@@ -56,6 +57,7 @@ class ApplyPlan:
     memory: int
     done: int
     unit: bool
+    note: str = ""
 
     def __str__(self) -> str:
         """Return it as people read it."""
@@ -64,6 +66,7 @@ class ApplyPlan:
             f"{self.rows:,} rows, {narrow} → {wide} wide, {format_bytes(self.bytes_in)} read, "
             f"{format_bytes(self.bytes_out)} written, about {self.seconds:.0f} CPU seconds, "
             f"{format_bytes(self.memory)} of memory{', unit length' if self.unit else ''}"
+            f"{f'; {self.note}' if self.note else ''}"
         )
 
 
@@ -95,6 +98,7 @@ def plan_apply(
             saved.translator.array_bytes + size * saved.translator.row_bytes + held,
             0,
             saved.unit_target,
+            source.note,
         )
     finally:
         source.close()

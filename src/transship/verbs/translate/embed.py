@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,13 +30,14 @@ from transship.verbs.translate.stores import (
     RowsDone,
     Stamp,
     StorePlace,
+    VectorSink,
     VectorSource,
     open_sink,
 )
 from transship.verbs.translate.stores.files import locate, plain
 from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter
 
-# texts per part: what a kill can cost
+# texts per part: those that are sorted by length together
 PART_ROWS = 2048
 
 
@@ -52,6 +53,13 @@ class TextSource(VectorSource):
             raise DataError(f"holds {texts.kind} rows", where=texts.name, fix="give texts")
         if len(set(map(str, texts.ids))) != len(texts):
             raise DataError("ids occur more than once", where=texts.name, fix="give every text its own id")
+        empty = [row for row, text in enumerate(texts.inputs) if not str(text).strip()]
+        if empty:
+            raise DataError(
+                f"{len(empty)} of {len(texts)} texts are empty, the first has id {texts.ids[empty[0]]}",
+                where=texts.name,
+                fix="fill in or drop those rows",
+            )
         self.texts, self.rows, self.width = texts, len(texts), 0
         self.place, self.stamp = StorePlace("text", texts.name, "", texts.name, Columns()), Stamp()
 
@@ -74,28 +82,19 @@ class Encoder(EncoderSettings):
 
     model: str
 
-    def ready(self) -> Callable[[Sequence[str]], Array]:
-        """Load the model, and return the function from texts to vectors, [texts, width]."""
-        loaded = load_model(
-            str(find_model(self.model)),
-            device=self.device,
-            device_map=self.device_map,
-            dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
-            name=self.model,
+    def ready(self) -> ReadyEncoder:
+        """Load the model."""
+        return ReadyEncoder(
+            self,
+            load_model(
+                str(find_model(self.model)),
+                device=self.device,
+                device_map=self.device_map,
+                dtype=self.dtype,
+                trust_remote_code=self.trust_remote_code,
+                name=self.model,
+            ),
         )
-
-        def encode(texts: Sequence[str]) -> Array:
-            inputs = [self.prompt + text for text in texts]
-            return features(
-                loaded, inputs, pooling=self.pooling, normalise=self.normalise, batch_size=self.batch_size
-            )
-
-        return encode
-
-    def __call__(self, texts: Sequence[str]) -> Array:
-        """Return the texts' vectors; the model is loaded with the first."""
-        return _ready(self)(texts)
 
     def within(self, memory: MemoryBudget, source: TextSource) -> Encoder:
         """Return the encoder with as many texts per forward pass as fit; refuse a model that does not."""
@@ -119,8 +118,58 @@ class Encoder(EncoderSettings):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class ReadyEncoder:
+    """An encoder with its model in memory."""
+
+    encoder: Encoder
+    model: Any
+
+    def __call__(self, texts: Sequence[str]) -> Array:
+        """Return the texts' vectors, [texts, width]."""
+        encoder = self.encoder
+        return features(
+            self.model,
+            [encoder.prompt + text for text in texts],
+            pooling=encoder.pooling,
+            normalise=encoder.normalise,
+            batch_size=encoder.batch_size,
+        )
+
+    def saving(
+        self, texts: Sequence[str], width: int, kept: Path | None
+    ) -> Iterator[tuple[int, Array | None]]:
+        """Yield how many texts are embedded, after every forward pass, and in the end all vectors.
+
+        Texts are taken longest first, so that those of one pass are of a length. The file `kept` holds the
+        vectors in that order, [texts so far, width] in float32; what is in it already is not embedded again.
+        """
+        order = sorted(
+            range(len(texts)), key=lambda row: -self.model.length(self.encoder.prompt + texts[row])
+        )
+        rows, done = np.empty((len(texts), width), np.float32), 0
+        with contextlib.ExitStack() as stack:
+            file = None
+            if kept is not None:
+                file = stack.enter_context(kept.open("a+b"))
+                done = min(len(texts), kept.stat().st_size // (4 * width))
+                file.truncate(4 * width * done)  # a kill may have cut the last one
+                file.seek(0)
+                rows[order[:done]] = np.frombuffer(file.read(), np.float32).reshape(done, width)
+            while done < len(texts):
+                places = order[done : done + self.encoder.batch_size]
+                rows[places] = self([texts[place] for place in places])
+                done += len(places)
+                if file is not None:
+                    file.write(rows[places].tobytes())
+                    file.flush()
+                if done < len(texts):
+                    yield done, None
+        yield done, rows
+
+
 @functools.lru_cache(maxsize=1)  # a worker is handed an encoder with every piece
-def _ready(encoder: Encoder) -> Callable[[Sequence[str]], Array]:
+def _ready(encoder: Encoder) -> ReadyEncoder:
     return encoder.ready()
 
 
@@ -136,18 +185,20 @@ def embed_texts(
     memory: MemoryBudget | None = None,
     **settings: Any,
 ) -> Iterator[RowsDone]:
-    """Embed every text with `model` into the store `target`, ids and texts kept, yielding after each part.
+    """Embed every text with `model` into the store `target`, ids and texts kept, yielding after each pass.
 
     Pooling, normalisation and length limit are what the model's own sentence-embedding files say, unless
     given; `settings` are the fields of `Encoder`. Texts are sorted by length inside a part. Stopped and
-    called again, it goes on with the next part. Parquet is written by any `engine`, with the same result.
+    called again, it goes on with the next forward pass (with the next part where several processes work, or
+    on a remote file system). Parquet is written by any `engine`, with the same result.
     `memory` is that of each process: fewer texts run at once where they would not fit.
     """
     encoder, engine = Encoder(model, **settings), engine or LocalEngine()
     with contextlib.ExitStack() as stack:
         source = TextSource(_read(texts, column, id_column, stack))
         encoder = encoder.within(memory or MemoryBudget(), source)
-        width = len(encoder([str(source.texts.inputs[0])])[0])
+        ready = encoder.ready()
+        width = len(ready([str(source.texts.inputs[0])])[0])
         stamp = Stamp(model, "", {}, encoder.note(source.fingerprint()))
         sink = open_sink(target, source, stamp, width=width, force=force)
         stack.callback(sink.close)
@@ -155,18 +206,28 @@ def embed_texts(
         if engine.parallel:
             steps = _by_parts(encoder, source, sink, target, engine)
         else:
-            steps = _in_order(encoder, source, sink)
+            steps = _in_order(ready, source, sink, width)
         yield from (RowsDone(done, source.rows) for done in steps)
         sink.finish()
 
 
-def _in_order(encoder: Encoder, source: TextSource, sink: Any) -> Iterator[int]:
-    for batch in source.batches(PART_ROWS, sink.done):
-        sink.write(batch, encoder(batch.columns.column("text").to_pylist()))
-        yield sink.done
+def _in_order(encoder: ReadyEncoder, source: TextSource, sink: VectorSink, width: int) -> Iterator[int]:
+    # a sink without parts takes a few forward passes at a time
+    size = PART_ROWS if isinstance(sink, PartSink) else min(PART_ROWS, 8 * encoder.encoder.batch_size)
+    for batch in source.batches(size, sink.done):
+        begun = sink.done
+        kept = sink.writer.kept(begun) if isinstance(sink, PartSink) else None
+        for done, vectors in encoder.saving(batch.columns.column("text").to_pylist(), width, kept):
+            if vectors is not None:
+                sink.write(batch, vectors)
+                if kept is not None:
+                    kept.unlink(missing_ok=True)
+            yield begun + done
 
 
-def _by_parts(encoder: Encoder, source: TextSource, sink: Any, target: str, engine: Engine) -> Iterator[int]:
+def _by_parts(
+    encoder: Encoder, source: TextSource, sink: VectorSink, target: str, engine: Engine
+) -> Iterator[int]:
     if not isinstance(sink, PartSink):
         raise OptionError(
             "only Parquet is written by several processes",
@@ -185,7 +246,7 @@ def embed_part(shared: tuple[Encoder, PartWriter], item: tuple[PartRange, RowBat
     """Embed one part in whatever process this is, and return its texts."""
     encoder, writer = shared
     part, batch = item
-    vectors = encoder(batch.columns.column("text").to_pylist())
+    vectors = _ready(encoder)(batch.columns.column("text").to_pylist())
     return max(writer.write(part, [(batch, vectors)]), default=0)
 
 

@@ -190,6 +190,9 @@ class LazyIndex:
                 raise DataError(
                     f"has no text of id {error}", where="texts", fix="give the texts of all ids"
                 ) from error
+            empty = [name for name, text in zip(unknown, texts, strict=True) if not (text or "").strip()]
+            if empty:
+                raise DataError(f"the text of id {empty[0]!r} is empty", where="texts", fix="give all texts")
             self.native.add(unknown, unit_rows(np.asarray(self.embed(texts))))
         return self.native.many(ids)
 

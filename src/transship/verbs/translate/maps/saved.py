@@ -164,6 +164,12 @@ def map_hash(document: Mapping[str, Any]) -> str:
 
 def read_document(place: Path) -> dict[str, Any]:
     """Return what the folder says of its map; no arrays are read."""
+    if place.is_file():
+        raise DataError(
+            "is a file, and a map is a folder",
+            where=str(place),
+            fix="give MAP first, as in `transship translate apply MAP IN OUT`",
+        )
     try:
         document = json.loads((place / ABOUT_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:

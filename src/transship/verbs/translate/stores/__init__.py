@@ -6,7 +6,7 @@ A store is named `kind:location#table`; the kind may be left out where the name'
     s3://bucket/folder                   likewise, on any file system that fsspec opens
     vectors.npy                          numpy, with ids in vectors.ids.npy or row numbers
     folder/table.lance                   LanceDB
-    index.faiss                          FAISS
+    index.faiss                          FAISS; index.faiss#IVF256,PQ16 is written as such an index
     qdrant:folder#collection             Qdrant, embedded
     qdrant:http://host:6333#collection   Qdrant, a server
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from transship.verbs.translate.stores.numpy_file import (
     sweep,
     unreadable,
 )
-from transship.verbs.translate.stores.protocol import RowBatch, Store, StorePlace
+from transship.verbs.translate.stores.protocol import RowBatch, Stamp, Store, StorePlace, VectorSource
+
+# rows that a compressed index learns its codes from
+TRAINING_ROWS = 200_000
 
 
 class KeptRows:
@@ -84,6 +88,9 @@ class FaissSource(OneFileSource):
             raise unreadable("FAISS index", place) from error
         self.rows, self.width = int(self.index.ntotal), int(self.index.d)
         self.metric = int(self.index.metric_type)
+        self.kind = index_kind(self.index)
+        if not _exact(self.kind):
+            self.note = f"rows are read as the index keeps them, approximately ({self.kind or 'compressed'})"
         self.kept = self._probe()
 
     def read(self, first: int, stop: int) -> RowBatch:
@@ -113,7 +120,26 @@ class FaissSource(OneFileSource):
 
 
 class FaissSink(OneFileSink):
-    """Collects rows in a file, then writes a flat index with the same metric and ids."""
+    """Collects rows in a file, then makes an index of the kind and metric that the source had, with its ids.
+
+    `index.faiss#FACTORY` asks for another kind, as `faiss.index_factory` spells it; rows of other stores come
+    into a flat one.
+    """
+
+    def __init__(
+        self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
+    ) -> None:
+        """Find out what to make, before any row."""
+        like = source if isinstance(source, FaissSource) else None
+        self.empty = empty_index(place, width, like)
+        inverted = load_library().try_extract_index_ivf(self.empty)
+        if inverted is not None and source.rows < inverted.nlist:
+            raise DataError(
+                f"{source.rows:,} rows are too few for the {inverted.nlist:,} lists of the index",
+                where=place.text,
+                fix=f"name another kind, such as {place.location}#Flat",
+            )
+        super().__init__(place, source, stamp, width, force)
 
     def assemble(self, draft: Path, ids: Array | None) -> None:
         """Build the index."""
@@ -126,8 +152,10 @@ class FaissSink(OneFileSink):
                 where=str(self.target),
                 fix="write to Parquet, LanceDB or Qdrant",
             ) from error
-        like = self.source.metric if isinstance(self.source, FaissSource) else faiss.METRIC_INNER_PRODUCT
-        index = faiss.IndexIDMap2(faiss.IndexFlat(self.width, like))
+        index = self.empty
+        if not index.is_trained:
+            step = max(1, self.source.rows // TRAINING_ROWS)
+            index.train(np.ascontiguousarray(self.array[::step]))
         for first in range(0, self.source.rows, 65536):
             part = slice(first, min(first + 65536, self.source.rows))
             index.add_with_ids(np.ascontiguousarray(self.array[part]), np.ascontiguousarray(keys[part]))
@@ -159,6 +187,49 @@ class FaissIndex:
     def vectors(self, ids: Sequence[Any]) -> Array:
         """Return stored rows."""
         return self.kept.at(np.asarray([self.places[int(identity)] for identity in ids]))
+
+
+def index_kind(index: Any) -> str:
+    """Return what `faiss.index_factory` calls an index, without its ids; nothing where it has no name."""
+    from faiss.contrib.factory_tools import reverse_index_factory  # an extra
+
+    try:
+        kind: str = reverse_index_factory(index)  # type: ignore[no-untyped-call]
+    except (NotImplementedError, AttributeError, AssertionError):
+        return ""
+    return re.sub(r"^IDMap2?,", "", kind)
+
+
+def empty_index(place: StorePlace, width: int, like: FaissSource | None) -> Any:
+    """Return an index of the kind that a place asks for, or like another, flat without either."""
+    faiss = load_library()
+    kind = place.name or ("Flat" if like is None else like.kind)
+    if not kind:
+        raise DataError(
+            "the old index is of a kind that cannot be made anew",
+            where=place.text,
+            fix=f"name a kind as faiss.index_factory does: {place.location}#IVF256,Flat",
+        )
+    metric = faiss.METRIC_INNER_PRODUCT if like is None else like.metric
+    try:
+        index = faiss.index_factory(width, kind, metric)
+    except RuntimeError as error:
+        raise DataError(
+            f"FAISS makes no index '{kind}' of vectors {width} wide",
+            where=place.text,
+            fix=f"name another kind as faiss.index_factory does: {place.location}#IVF256,Flat",
+        ) from error
+    inverted = faiss.try_extract_index_ivf(index)
+    if inverted is None:
+        return faiss.IndexIDMap2(index)
+    before = None if like is None else faiss.try_extract_index_ivf(like.index)
+    if before is not None:
+        inverted.nprobe = before.nprobe
+    return index
+
+
+def _exact(kind: str) -> bool:
+    return re.fullmatch(r"(IVF\w+,)?Flat|HNSW\d+", kind) is not None
 
 
 def query_index(index: Any, matrix: Array, bias: Array) -> Any:

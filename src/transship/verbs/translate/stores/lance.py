@@ -100,12 +100,13 @@ class LanceSink(VectorSink):
                 self.database.drop_table(self.work)
                 self.table = None
         self.done = int(self.table.count_rows()) if self.table is not None else 0
+        self.commit_rows = source.part_rows or COMMIT_ROWS
         self.waiting: list[pa.Table] = []
 
     def write(self, batch: RowBatch, vectors: Array) -> None:
         """Add rows to the next commit."""
         self.waiting.append(_stamped(batch, vectors, self.column, self.stamp))
-        if sum(map(len, self.waiting)) >= COMMIT_ROWS:
+        if sum(map(len, self.waiting)) >= self.commit_rows:
             self._commit()
 
     def finish(self) -> None:

@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from transship.verbs.translate.stores.files import INCOMPLETE, Files, locate
 from transship.verbs.translate.stores.index import ArrayIndex
 from transship.verbs.translate.stores.protocol import (
     ID_NAMES,
+    TEXTS,
     PartRange,
     PartSink,
     RowBatch,
@@ -36,8 +37,10 @@ from transship.verbs.translate.stores.protocol import (
     exists_already,
     find_column,
     goes_on,
+    no_parquet,
     stamp_of,
     stamped,
+    texts_instead,
     to_matrix,
     vanished,
     vector_column,
@@ -186,6 +189,10 @@ class PartFileWriter:
             )
         self.system.rename(draft, self.path(part.start))
 
+    def kept(self, start: int) -> Path | None:
+        """Return a file for what there is of the part that begins at a row; None on a remote file system."""
+        return Path(f"{self.work}/{start:012d}.rows") if self.system.system is None else None
+
     def path(self, start: int) -> str:
         """Return the file of the part that begins at a row."""
         return f"{self.work}/{start:012d}.parquet"
@@ -230,14 +237,15 @@ class ParquetSink(PartSink):
         while table.num_rows:
             end = self._part_end(self.done)
             piece, table = table.slice(0, end - self.done), table.slice(end - self.done)
+            draft = f"{self.work}/{self._begun:012d}.draft"
             if self._open is None:
-                self._open = self.system.write_parquet(self._draft, piece.schema)
+                self._open = self.system.write_parquet(draft, piece.schema)
             self._open.write_table(piece)
             self.done += piece.num_rows
             if self.done == end:
                 self._open.close()
                 self._open = None
-                self.system.rename(self._draft, self.writer.path(self._begun))
+                self.system.rename(draft, self.writer.path(self._begun))
                 self._begun = self.done
 
     def finish(self) -> None:
@@ -308,10 +316,6 @@ class ParquetSink(PartSink):
         _, first, count = next(entry for entry in self.layout if entry[1] <= row < entry[1] + entry[2])
         return min(first + ((row - first) // self.size + 1) * self.size, first + count)
 
-    @property
-    def _draft(self) -> str:
-        return f"{self.work}/{self._begun:012d}.draft"
-
     def _assemble(self, entry: tuple[str, int, int], goal: str) -> None:
         """Make one output file from its parts."""
         _, first, count = entry
@@ -319,8 +323,14 @@ class ParquetSink(PartSink):
         parts = [self.writer.path(part.start) for part in self._parts(first, count)]
         if len(parts) == 1:
             self.system.copy(parts[0], goal)
-        else:
-            _join(self.system, parts, goal)
+            return
+        with contextlib.ExitStack() as stack:
+            writer: pq.ParquetWriter | None = None
+            for opened in (stack.enter_context(self.system.read_parquet(part)) for part in parts):
+                for record in opened.iter_batches(16384, use_threads=False):
+                    if writer is None:
+                        writer = stack.enter_context(self.system.write_parquet(goal, opened.schema_arrow))
+                    writer.write_batch(record)
 
     def _publish_folder(self) -> None:
         """Put files into a remote folder, which cannot be renamed: a mark stands in it until the last is."""
@@ -336,17 +346,6 @@ class ParquetSink(PartSink):
 def work_folder(target: str) -> str:
     """Return where the parts of a target lie until it is whole."""
     return Files.beside(target, f".{PurePosixPath(target).name}.partial")
-
-
-def _join(system: Files, parts: list[str], goal: str) -> None:
-    with contextlib.ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
-        for part in parts:
-            with system.read_parquet(part) as opened:
-                for record in opened.iter_batches(16384, use_threads=False):
-                    if writer is None:
-                        writer = stack.enter_context(system.write_parquet(goal, opened.schema_arrow))
-                    writer.write_batch(record)
 
 
 def sweep(place: StorePlace) -> None:
@@ -370,7 +369,7 @@ def _names(system: Files, root: str, place: StorePlace) -> list[str]:
     paths = map(PurePosixPath, files)
     names = [str(path) for path in paths if path.suffix == ".parquet" and path.name[0] not in "._"]
     if not names:
-        raise DataError("holds no .parquet file", where=place.text, fix="give a folder of Parquet files")
+        raise no_parquet(files, place.text)
     return names
 
 
@@ -378,6 +377,8 @@ def _footer(system: Files, path: str) -> pq.ParquetFile:
     try:
         return system.read_parquet(path)
     except (OSError, pa.ArrowException) as error:
+        if (ending := PurePosixPath(path).suffix.lower()) in TEXTS:
+            raise texts_instead(path, ending) from error
         raise DataError("is not a readable Parquet file", where=path, fix="write it again") from error
 
 

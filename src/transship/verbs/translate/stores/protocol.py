@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from transship.verbs.translate.settings import Columns
 MODEL_COLUMN, MAP_COLUMN = "vector_model", "vector_map"
 STAMP_KEY = "transship"
 ID_NAMES = ("id", "_id", "ids", "key", "doc_id", "document_id", "uuid")
+# endings of files of texts, which somebody may take for a store
+TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".txt")
 VECTOR_NAMES = ("vector", "embedding", "embeddings", "vectors", "values", "emb")
 
 
@@ -108,6 +111,7 @@ class VectorSource(ABC):
         vector_column: the column or named vector; empty where the store has none.
         files: name and rows of each of its files, where there may be several.
         part_rows: rows of one part of what is made of it; None: as the sink has it.
+        note: what a plan says of its rows, such as that they are approximate.
     """
 
     place: StorePlace
@@ -117,6 +121,7 @@ class VectorSource(ABC):
     vector_column: str = ""
     files: Sequence[tuple[str, int]] = ()
     part_rows: int | None = None
+    note: str = ""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -173,6 +178,9 @@ class PartWriter(Protocol):
 
     def write(self, part: PartRange, pieces: Iterable[tuple[RowBatch, Array]]) -> Iterator[int]:
         """Write a part, yielding its rows so far; it counts when its last row is in, and only then."""
+
+    def kept(self, start: int) -> Path | None:
+        """Return a file for what there is of the part that begins at a row; None on a remote file system."""
 
 
 class PartSink(VectorSink):
@@ -247,6 +255,23 @@ def exists_already(where: str) -> OutputError:
     return OutputError(
         "it exists already", where=where, fix="pass --force to replace it, or choose another name"
     )
+
+
+def texts_instead(where: str, ending: str) -> DataError:
+    """Return the error for a file of texts that was given as a store of vectors."""
+    fix = f"embed it: transship translate embed --model MODEL {where} vectors.parquet"
+    return DataError(f"is no store of vectors: a {ending} file holds texts", where=where, fix=fix)
+
+
+def no_parquet(files: list[str], where: str) -> DataError:
+    """Return the error for a folder without Parquet files, by what there is in it."""
+    tables = sorted({name.split("/")[0] for name in files if ".lance/" in name})
+    if tables:
+        fix = f"name one: {where.rstrip('/')}/{tables[0]}"
+        return DataError(f"is a folder of LanceDB tables ({', '.join(tables)})", where=where, fix=fix)
+    if "map.json" in files:
+        return DataError("is a map, no store of vectors", where=where, fix="give MAP before IN and OUT")
+    return DataError("holds no .parquet file", where=where, fix="give a folder of Parquet files")
 
 
 def goes_on(left: str | None, wanted: str, where: str, *, force: bool) -> bool:
