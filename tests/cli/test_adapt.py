@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from transship.cli import group
 from transship.cli.adapt import command
-from transship.cli.settings import read_settings
+from transship.cli.options import read_settings
 from transship.errors import TransshipError
 from transship.verbs.adapt.api import check_table
 from transship.verbs.adapt.settings import COMMAND, CommandSettings, Settings

@@ -11,8 +11,14 @@ from typing import Any, TypeVar
 import click
 
 from transship.atomic import check_target
-from transship.cli.options import memory_option, output_options, seed_option, show
-from transship.cli.settings import read_settings, settings_options
+from transship.cli.options import (
+    memory_option,
+    output_options,
+    read_settings,
+    seed_option,
+    settings_options,
+    show,
+)
 from transship.errors import TransshipWarning
 from transship.numerics import MemoryBudget
 from transship.verbs import adapt

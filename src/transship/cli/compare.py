@@ -16,10 +16,11 @@ from transship.cli.options import (
     local_model,
     memory_option,
     output_options,
+    read_settings,
+    settings_options,
     show,
     trust_option,
 )
-from transship.cli.settings import read_settings, settings_options
 from transship.errors import printable
 from transship.fields import setting
 from transship.numerics import MemoryBudget

@@ -18,10 +18,11 @@ from transship.cli.options import (
     memory_option,
     model_options,
     output_options,
+    read_settings,
     seed_option,
+    settings_options,
     show,
 )
-from transship.cli.settings import read_settings, settings_options
 from transship.numerics import MemoryBudget
 from transship.progress import Bars
 from transship.verbs.merge.settings import (

@@ -1,17 +1,146 @@
-"""The options that every command has, written once."""
+"""Options of commands: from the dataclass that the library reads, and those that every command has.
+
+A field gives an option of its name. Its help is the field's line under `Attributes:`, its type and choices
+come from the annotation, its default is the field's. `transship.fields.setting` adds what else is needed. So
+each option is written once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import click
 
 import transship as ts
-from transship.cli.settings import settings_options
 from transship.errors import printable
-from transship.fields import setting
+from transship.fields import OptionFacts, attribute_helps, default_of, parse_value, setting
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Kind = TypeVar("Kind")
+
+
+def settings_options(
+    kind: type, *, only: Iterable[str] | None = None, without: Iterable[str] = ()
+) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options of a dataclass, in the order of its fields."""
+    options = [
+        _option(field, hint, help_)
+        for field, hint, help_ in _described(kind)
+        if field.name not in set(without) and (only is None or field.name in set(only))
+    ]
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def read_settings(kind: type[Kind], given: Mapping[str, Any], **values: Any) -> Kind:
+    """Return the dataclass of what was given on the command line; `values` are set without an option."""
+    read = {
+        field.name: _read(given[field.name], hint, field)
+        for field, hint, _ in _described(kind)
+        if field.name in given and field.name not in values
+    }
+    return kind(**read, **values)
+
+
+def _described(kind: type) -> list[tuple[dataclasses.Field[Any], Any, str]]:
+    hints, helps = typing.get_type_hints(kind), attribute_helps(kind)
+    return [
+        (field, hints[field.name], field.metadata.get("help") or _sentence(helps.get(field.name, "")))
+        for field in dataclasses.fields(kind)
+        if field.init and not field.metadata.get("absent")
+    ]
+
+
+def _sentence(text: str) -> str:
+    """Return a help as a sentence."""
+    text = text[:1].upper() + text[1:] if text[:1].isalpha() else text
+    return text if not text or text.endswith(".") else f"{text}."
+
+
+def _option(field: dataclasses.Field[Any], hint: Any, help_: str) -> Callable[[Command], Command]:
+    facts = typing.cast(OptionFacts, field.metadata)
+    flags = _flags(field)
+    default, parts = default_of(field), _parts(hint)
+    if "negative" in facts:
+        return click.option(*flags, field.name, flag_value=False, default=True, help=help_)
+    if parts == (bool,):
+        both = () if default is not None else (f"{flags[0]}/--no-{flags[0].removeprefix('--')}",)
+        return click.option(*(both or flags), field.name, is_flag=True, default=default, help=help_)
+    shared: dict[str, Any] = {"help": help_, "metavar": facts.get("metavar")}
+    if typing.get_origin(parts[0]) is tuple:
+        each = _click_type(typing.get_args(parts[0])[:1], facts)
+        return click.option(*flags, field.name, multiple=True, type=each, **shared)
+    return click.option(
+        *flags,
+        field.name,
+        type=_click_type(parts, facts),
+        show_default=default not in (None, ""),
+        **({"required": True} if _required(field) else {"default": _written(default)}),
+        **shared,
+    )
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _flags(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    facts = typing.cast(OptionFacts, field.metadata)
+    if "negative" in facts:
+        return (facts["negative"],)
+    return facts.get("flags", (f"--{field.name.replace('_', '-')}",))
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a field may have, apart from None."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return tuple(part for part in (typing.get_args(hint) if union else (hint,)) if part is not type(None))
+
+
+def _click_type(parts: tuple[Any, ...], facts: OptionFacts) -> Any:
+    least, most = facts.get("least"), facts.get("most")
+    if parts == (int,):
+        return click.INT if least is most is None else click.IntRange(_whole(least), _whole(most))
+    if parts == (float,):
+        return click.FLOAT if least is most is None else click.FloatRange(least, most)
+    if parts == (Path,):
+        return click.Path(
+            path_type=Path, dir_okay=not facts.get("file", False), exists=facts.get("exists", False)
+        )
+    if all(part is bool or typing.get_origin(part) is Literal for part in parts):
+        return click.Choice([choice for part in parts for choice in _choices(part)])
+    return click.STRING
+
+
+def _whole(bound: float | None) -> int | None:
+    return None if bound is None else int(bound)
+
+
+def _choices(part: Any) -> list[str]:
+    return ["no", "yes"] if part is bool else [str(choice) for choice in typing.get_args(part)]
+
+
+def _written(default: Any) -> Any:
+    """Return a default as it would be given."""
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
+
+
+def _read(value: Any, hint: Any, field: dataclasses.Field[Any]) -> Any:
+    """Return what click made of a word as the field's type."""
+    if value is None or isinstance(value, (tuple, Path)):
+        return value
+    return parse_value(value, hint, where=_flags(field)[-1])
 
 
 @dataclass(frozen=True, kw_only=True)

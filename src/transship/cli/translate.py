@@ -15,10 +15,11 @@ from transship.cli.options import (
     memory_option,
     output_options,
     print_json,
+    read_settings,
     seed_option,
+    settings_options,
     show,
 )
-from transship.cli.settings import read_settings, settings_options
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
 from transship.progress import Bars

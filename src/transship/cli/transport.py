@@ -17,9 +17,10 @@ from transship.cli.options import (
     memory_option,
     model_options,
     output_options,
+    read_settings,
+    settings_options,
     show,
 )
-from transship.cli.settings import read_settings, settings_options
 from transship.errors import DataError, OptionError
 from transship.fields import setting
 from transship.numerics import MemoryBudget

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from transship.cli.settings import read_settings, settings_options
+from transship.cli.options import read_settings, settings_options
 from transship.errors import OptionError
 from transship.fields import setting
 
