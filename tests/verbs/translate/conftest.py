@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,12 +13,18 @@ import pytest
 from transship.verbs.translate import Ridge, SavedMap, save_map
 from transship.verbs.translate.stores import qdrant
 
-# test files may say `import store_helpers as helpers`
-_spec = importlib.util.spec_from_file_location("store_helpers", Path(__file__).with_name("store_helpers.py"))
-assert _spec is not None
-assert _spec.loader is not None
-helpers = sys.modules["store_helpers"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(helpers)
+
+def _load(name: str) -> ModuleType:
+    """Import a file beside this one, so that test files may say `import NAME`."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+helpers, _ = _load("store_helpers"), _load("paired_rows")
 
 
 @pytest.fixture

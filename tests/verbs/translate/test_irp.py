@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paired_rows import pairs as paired_rows
 
-from transship.errors import OptionError
+from transship.errors import OptionError, TransshipWarning
 from transship.verbs.translate import InverseRelativeProjection
 from transship.verbs.translate.fit.anchors import choose_rows
 from transship.verbs.translate.maps.anchoring import (
@@ -256,3 +257,9 @@ def test_nearly_dependent_anchors_are_inverted_as_the_dense_reference_does():
     np.testing.assert_allclose(
         twice.matrix.numpy(), np.linalg.pinv(np.vstack([rows, rows[:1]]).T, rcond=1e-6), atol=1e-9
     )
+
+
+def test_irp_warns_where_the_inverse_amplifies_noise():
+    x, y = paired_rows(count=400, source=30, target=30)
+    with pytest.warns(TransshipWarning, match="condition number"):
+        InverseRelativeProjection(delta=0.0, n_anchors=30, subspaces=2).fit(x, y)
