@@ -40,7 +40,7 @@ ONCE = {
     "test_refusals",
     "test_running_memory",
     "test_saved",
-    "test_state",
+    "test_folder",
 }
 MODELS = Path(os.environ.get("TRANSSHIP_MODELS", Path.home() / ".cache/transship/models"))
 DATA = Path(os.environ.get("TRANSSHIP_DATA", Path.home() / ".cache/transship/data"))

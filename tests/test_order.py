@@ -63,7 +63,7 @@ def test_what_is_given_minutes_begins_first(conftest):
 def test_quick_tests_of_rooms_that_train_are_marked(conftest):
     trained, once, slow, other = (
         Item(TESTS / "verbs/adapt/test_any.py"),
-        Item(TESTS / "verbs/merge/fusion/test_state.py"),
+        Item(TESTS / "verbs/merge/fusion/test_folder.py"),
         Item(TESTS / "verbs/adapt/methods/test_any.py", marks=["slow"]),
         Item(TESTS / "geometry/test_any.py"),
     )

@@ -1,6 +1,6 @@
 """Joint merges of models in memory, by any method that a recipe can name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,10 +77,14 @@ def merge_updates_of(
     each = {name: [getattr(chosen, name)] * len(models) for name in kind.per_model} | dict(values or {})
     if isinstance(chosen, LearnedMethod):
         return chosen.learn(Joint(base, models, each, seed))
-    operands = [_operands(name, base, models, each, seed, apart=kind.base != "input") for name in base]
-    survey = chosen.survey(lambda: iter(operands)) if chosen.wants_survey else None
+    apart = kind.base != "input"
+
+    def operands() -> Iterator[Operands]:  # one tensor of all models at a time
+        return (_operands(name, base, models, each, seed, apart=apart) for name in base)
+
+    survey = chosen.survey(operands) if chosen.wants_survey else None
     update = {}
-    for part in operands:
+    for part in operands():
         merged = [np.array(values) for values in chosen.merge(replace(part, survey=survey))]
         whole = np.concatenate(merged) if merged else np.empty(0, np.float32)
         update[part.name] = torch.from_numpy(whole).reshape(part.shape) - base[part.name]
