@@ -55,7 +55,7 @@ MEMORY = 6 * 10**9  # bytes of a process that are no file
 NOWHERE = "/proc/nowhere"  # not even root can make a folder there
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path, other_user: bool) -> dict[str, str]:
     """Return the variables of another place, with its temporary files and its programs in a folder."""
     programs, temporary = folder / "programs", folder / "temporary files, with blanks"
     programs.mkdir()
@@ -63,7 +63,8 @@ def environment(folder: Path) -> dict[str, str]:
     for name in PROGRAMS:
         if found := shutil.which(name):
             (programs / name).symlink_to(found)
-    kept = Path.home() / ".cache/transship"
+    # root's home is closed to others
+    kept = Path(NOWHERE) if other_user else Path.home() / ".cache/transship"
     ours = {
         name: value
         for name, value in os.environ.items()
@@ -107,7 +108,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        place = environment(folder)
+        place = environment(folder, bool(arguments.user))
         who: dict[str, int | list[int]] = {}
         if arguments.user:
             user = pwd.getpwnam(arguments.user)

@@ -89,7 +89,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from transship.geometry import LinearMap, Moments, linear
-from transship.verbs.translate.maps.linear import LinearTranslator
+from transship.verbs.translate.maps.base import LinearTranslator
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -112,7 +112,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from transship.verbs.adapt.model.network import Part
-from transship.verbs.adapt.train.protocol import AdaptMethod
+from transship.verbs.adapt.train.problem import AdaptMethod
 
 
 @dataclass(frozen=True, kw_only=True)

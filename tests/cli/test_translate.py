@@ -59,7 +59,7 @@ def test_a_map_is_fitted_checked_planned_and_applied(stores: tuple[str, str], tm
         "LazyIndex",
     ):
         assert said in done.output
-    html = page.read_text()
+    html = page.read_text(encoding="utf-8")
     assert "What to do" in html
     shown = CliRunner().invoke(group, ["inspect", str(tmp_path / "map")]).output
     assert "map of embeddings" in shown
@@ -189,7 +189,10 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_leaves_the_target_alone(
     )
     words = ["translate", "apply", tmp_path / "map", old, tmp_path / "out.parquet"]
     done = subprocess.run(
-        [sys.executable, "-B", "-c", code, *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-B", "-c", code, *map(str, words)],
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     assert done.returncode == 2, done.stderr
     assert "the disk takes no more (File too large)" in done.stderr.splitlines()[-1]

@@ -60,7 +60,7 @@ def test_a_large_run_is_kept_rounded_with_the_tables_of_the_rounded_numbers(
 ):
     run = _toy_run(toy, script, monkeypatch)
     file = tmp_path / "results.json"
-    file.write_text(run.dumps())
+    file.write_text(run.dumps(), encoding="utf-8")
     small = SuiteResult.read(script.keep(file))
     assert small == run
     monkeypatch.setattr(script, "LARGE", 10)
@@ -77,7 +77,7 @@ def test_a_kept_file_says_nothing_of_a_case_twice_and_gives_the_run_back(
     toy: Any, script: ModuleType, monkeypatch: Any
 ):
     run = _toy_run(toy, script, monkeypatch)
-    written = json.loads(script.write(run).read_text())
+    written = json.loads(script.write(run).read_text(encoding="utf-8"))
     measured = [one for case in written["cases"] for one in case["measurements"]]
     assert {tuple(one) for one in measured} == {("factors", "metrics")}
     assert {tuple(one["factors"]) for one in measured} == {("samples",)}  # the case has method and seed

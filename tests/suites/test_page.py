@@ -80,7 +80,7 @@ def test_one_page_of_several_suites_has_all_verdicts(suite, result: SuiteResult,
     assert text.count("| toy-suite | Better is better. | confirmed |") == 2
     page, text_file = write_joint([suite], [result], tmp_path)
     assert page == tmp_path / "all" / "quick" / "report.html"
-    assert "Better is better." in page.read_text()
+    assert "Better is better." in page.read_text(encoding="utf-8")
     assert "Better is better." in text_file.read_text()
 
 

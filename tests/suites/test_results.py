@@ -19,7 +19,7 @@ def result(toy) -> SuiteResult:
 
 def test_json_gives_the_result_back(result: SuiteResult, tmp_path: Path):
     file = tmp_path / "results.json"
-    file.write_text(result.dumps())
+    file.write_text(result.dumps(), encoding="utf-8")
     assert SuiteResult.read(file) == result
     assert SuiteResult.read(file).dumps() == result.dumps()
 

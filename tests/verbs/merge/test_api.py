@@ -242,7 +242,7 @@ def test_the_card_names_the_inputs_and_their_fingerprints(toys: Make, tmp_path: 
 
 def test_the_report_shows_every_tensor(toys: Make, tmp_path: Path):
     merged = merge(recipe())
-    page = merged.report(tmp_path / "report.html").read_text()
+    page = merged.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert "layers.1.mlp.weight" in page
     with pytest.raises(OptionError, match=r"may take 1\.0 kB"):
         merged.check(memory=1000)

@@ -113,7 +113,7 @@ def test_a_recipe_that_mergekit_cannot_do_is_a_miss_unless_it_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "odd.error").write_text("Traceback …\nValueError: no")
+    (tmp_path / "theirs" / "odd.error").write_text("Traceback …\nValueError: no", encoding="utf-8")
     merged: Any = SimpleNamespace()
     assert holds(merge_peers._row(merged, "odd", tmp_path)) == "NO"
     monkeypatch.setitem(merge_peers.FAILING, "odd", "it has no such method")

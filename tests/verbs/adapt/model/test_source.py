@@ -25,7 +25,7 @@ from transship.verbs.adapt.model.recalibrate import (
 from transship.verbs.adapt.model.source import SourceSide, open_source
 
 
-def opened(backbone: Backbone, proxy: Any, cache: Path, **more: Any) -> SourceSide:
+def opened(backbone: Backbone, proxy: Any, cache: Path | None, **more: Any) -> SourceSide:
     return open_source(backbone, proxy, items=90, cache=cache, **({"omega": 0.5} | more))
 
 
@@ -143,6 +143,19 @@ def test_a_cache_that_was_cut_short_is_filled_again(tiny_bert: Backbone, proxy: 
     file.write_bytes(file.read_bytes()[:100])
     second = opened(tiny_bert, proxy, tmp_path)
     assert torch.equal(first.features, second.features)
+
+
+def test_a_home_that_cannot_be_written_to_costs_the_cache_alone(
+    tiny_bert: Backbone, proxy: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = opened(tiny_bert, proxy, tmp_path / "cache")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))  # not even root can make a folder in a file
+    unkept = opened(tiny_bert, proxy, None)
+    assert torch.equal(unkept.features, kept.features)
+    assert torch.equal(unkept.weight, kept.weight)
+    with pytest.raises(OSError, match="Not a directory"):
+        opened(tiny_bert, proxy, tmp_path / "file" / "cache")
 
 
 def dataset(labels: Any, names: tuple[str, ...], kind: Any = "text") -> Dataset:

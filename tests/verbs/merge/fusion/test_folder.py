@@ -77,7 +77,7 @@ def test_the_command_line_walks_from_start_to_report(bert: Path, tmp_path: Path)
     shown = run("status", out, "--report", tmp_path / "report.html")
     assert "BWT" in shown
     assert "inputs of task-0" in shown
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "t-SNE" in page
     assert "last task is left out" in page
     run("remove", out, bert / "task-1")

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save, save_file
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
@@ -27,7 +27,7 @@ from transship import data as data_sets
 from transship.atomic import atomic_file, atomic_folder
 from transship.data import Dataset
 from transship.data.locate import NUMBERS, data_files
-from transship.errors import DataError, MissingError, OptionError
+from transship.errors import DataError, MissingError, OptionError, OutputError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.adapt.model.backbone import Backbone
 from transship.verbs.adapt.model.recalibrate import (
@@ -105,12 +105,18 @@ def open_source(
     identity = hashlib.sha256(text.encode()).hexdigest()
     folder = (cache or Path.home() / ".cache" / "transship" / "adapt") / identity[:32]
     kept = _load(folder)
+    # a home that cannot be written to costs later fits their time; a cache that was named has to be there
+    optional = contextlib.suppress(OSError, OutputError) if cache is None else contextlib.nullcontext()
     if kept is None:
-        _keep(folder, *_compute(backbone, drawn, watch))
-        kept = _load(folder)  # as every later fit reads it, to the byte
-        assert kept is not None
+        arrays = _compute(backbone, drawn, watch)
+        with optional:
+            _keep(folder, arrays)
+        kept = _read(arrays)  # as every later fit reads it, to the byte
     features, evidence = kept
-    head = _head_of(folder, evidence, omega)
+    head, cached = _head_of(folder, evidence, omega)
+    if not cached:
+        with optional:
+            _keep_head(folder, head, omega)
     return SourceSide(
         **vars(head),
         features=features,
@@ -124,20 +130,21 @@ def open_source(
     )
 
 
-def _head_of(folder: Path, evidence: Recalibration, omega: float | str) -> Head:
-    """Return the ω-Lipschitz head, which lies in the cache too: the grid takes seconds."""
+def _head_of(folder: Path, evidence: Recalibration, omega: float | str) -> tuple[Head, bool]:
+    """Return the ω-Lipschitz head, and whether it lay in the cache too: the grid takes seconds."""
     check_omega(omega)
-    file = folder / f"head-{omega}.safetensors"
     try:
-        with safe_open(file, "pt") as tensors:
+        with safe_open(folder / f"head-{omega}.safetensors", "pt") as tensors:
             facts = json.loads(tensors.metadata()["head"])
             arrays = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
-        return Head.restore(arrays, facts)
+        return Head.restore(arrays, facts), True
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-        head = recalibrate(evidence, omega=omega)
-    with atomic_file(file, force=True, sync=False) as draft:
+        return recalibrate(evidence, omega=omega), False
+
+
+def _keep_head(folder: Path, head: Head, omega: float | str) -> None:
+    with atomic_file(folder / f"head-{omega}.safetensors", force=True, sync=False) as draft:
         save_file(head.arrays(), draft, {"head": json.dumps(head.about())})
-    return head
 
 
 def _read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
@@ -199,9 +206,7 @@ def checked_proxy(proxy: Any, backbone: Backbone) -> Dataset:
     return data
 
 
-def _compute(
-    backbone: Backbone, data: Dataset, watch: Callable[[int, int], None]
-) -> tuple[Tensor, Recalibration]:
+def _compute(backbone: Backbone, data: Dataset, watch: Callable[[int, int], None]) -> bytes:
     order = sorted(range(len(data)), key=lambda row: backbone.loaded.length(data.inputs[row]))
     features = torch.empty(len(data), backbone.theta.width)
     outputs = torch.empty(len(data), backbone.width_out)
@@ -219,7 +224,9 @@ def _compute(
     weight, bias = _probe(outputs[~held_out], labels[~held_out], outputs[held_out], labels[held_out])
     used = _calibration_items(labels, held_out)
     grams = head_grams(backbone, backbone.body(), [data.inputs[int(row)] for row in used], weight)
-    return features, Recalibration(outputs, labels, held_out, weight, bias, used, grams)
+    evidence = Recalibration(outputs, labels, held_out, weight, bias, used, grams)
+    tensors = {"features": features, **evidence.tensors()}
+    return save({name: value.contiguous() for name, value in tensors.items()})
 
 
 def _masked_mean(tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -271,18 +278,21 @@ def _probe(x: Tensor, y: Tensor, x_held: Tensor, y_held: Tensor) -> tuple[Tensor
     return weight, bias
 
 
-def _keep(folder: Path, features: Tensor, evidence: Recalibration) -> None:
-    tensors = {"features": features, **evidence.tensors()}
+def _keep(folder: Path, arrays: bytes) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with atomic_folder(folder, force=True) as place:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, place / _ARRAYS)
+        (place / _ARRAYS).write_bytes(arrays)
         (place / _ABOUT).write_text(json.dumps({"version": VERSION}), encoding="utf-8")
+
+
+def _read(arrays: bytes) -> tuple[Tensor, Recalibration]:
+    tensors = load(arrays)
+    return tensors.pop("features"), Recalibration(**tensors)
 
 
 def _load(folder: Path) -> tuple[Tensor, Recalibration] | None:
     try:
         # from bytes, not from a map of the file: another process may put a new one in its place
-        tensors = load((folder / _ARRAYS).read_bytes())
-        return tensors.pop("features"), Recalibration(**tensors)
+        return _read((folder / _ARRAYS).read_bytes())
     except (OSError, SafetensorError, KeyError, TypeError):
         return None

@@ -85,7 +85,8 @@ def test_all_methods_that_draw_are_among_them():
     names = [name for name in method_names("merge") if issubclass(method_class("merge", name), kinds)]
     assert sorted(names) == [name.replace("_", "-") for name in DRAWING]
     files = Path(protocol.__file__).parent.rglob("*.py")
-    assert [file.name for file in files if "operands.random(" in file.read_text()] == ["updates.py"]
+    drawing = [file.name for file in files if "operands.random(" in file.read_text(encoding="utf-8")]
+    assert drawing == ["updates.py"]
 
 
 def test_a_recipe_within_a_recipe_is_the_same_with_threads(toys: Make, tmp_path: Path):
