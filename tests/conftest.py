@@ -25,6 +25,7 @@ TESTS = Path(__file__).parent
 KERNELS = TESTS.parent / "scripts/kernels.py"
 # whose tests train or decompose, so that what a processor rounds is carried on furthest
 ROOMS = (
+    "finish",
     "suites/otmf",
     "verbs/adapt",
     *(f"verbs/merge/{room}" for room in ("fusion", "learning", "methods")),

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from transship import parallel
 from transship.errors import DataError, OptionError
+from transship.finish.descent import Adam
 from transship.geometry import sinkhorn, sinkhorn_divergence
 from transship.numerics import chunks, derive_seed
-from transship.verbs.merge.maths.descent import Adam
 from transship.verbs.merge.maths.states import State, Vector, numbers
 from transship.verbs.merge.protocol import Arrival, ContinualMethod, Joint, LearnedMethod, TaskView
 

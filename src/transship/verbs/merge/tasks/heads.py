@@ -15,8 +15,8 @@ from torch.nn import functional
 from transship.activations import heads
 from transship.activations.heads import LinearHead
 from transship.errors import OptionError
+from transship.finish.descent import Adam
 from transship.registry import unknown
-from transship.verbs.merge.maths.descent import Adam
 
 HeadKind = Literal["own", "tuned", "tuned-fresh", "carried-once", "carried", "carried-polished"]
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
