@@ -60,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.order_seed is None:
         config.option.order_seed = random.SystemRandom().randrange(2**32)
     os.environ.setdefault("PYTHONHASHSEED", str(config.option.order_seed))
+    # the defaults of whoever runs the tests are none of theirs
+    os.environ["XDG_CONFIG_HOME"] = str(TESTS / "no-settings")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,6 +5,7 @@ The public names are imported when they are first used, so that `import transshi
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from transship.doors import door
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from transship.verbs.transport import transport
 else:
     __getattr__, __dir__ = door(__name__)
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until a program asks
 
 __version__ = "0.1.0.dev0"
 

@@ -17,6 +17,7 @@ import ctypes
 import errno
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -31,6 +32,7 @@ from transship.numerics import format_bytes
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+_LOG = logging.getLogger(__name__)
 _MARK = ".transship-"
 _LOCK, _ASIDE = "lock", "old"  # in the hidden folder, which also holds the draft under the target's name
 _NO_REPLACE, _EXCHANGE = 1, 2
@@ -63,6 +65,7 @@ def atomic_folder(
             _put_in_place(draft, final, force)
             if sync:
                 _sync(final.parent)
+    _LOG.info("wrote the folder %s", final)
 
 
 @contextlib.contextmanager
@@ -85,6 +88,7 @@ def atomic_file(
                 _rename_new(draft, final)
             if sync:
                 _sync(final.parent)
+    _LOG.debug("wrote %s", final)
 
 
 def write_text(target: str | os.PathLike[str], text: str, *, force: bool = False, sync: bool = True) -> Path:

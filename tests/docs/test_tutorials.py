@@ -38,6 +38,11 @@ def test_every_verb_has_a_tutorial():
     assert {page.stem for page in TUTORIALS.glob("*.md")} == {"transport", "merge", "translate", "adapt"}
 
 
+def test_the_page_about_the_command_line_shows_what_it_does(follow, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRANSSHIP_CACHE", raising=False)
+    assert follow(TUTORIALS.parent / "command-line.md", tmp_path) == 7
+
+
 def test_the_suite_on_the_page_about_suites_runs_and_is_judged(follow, tmp_path, monkeypatch):
     monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "cache"))
     assert follow(TUTORIALS.parent / "suites.md", tmp_path) == 1

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import json
+import logging
 import shutil
 import tempfile
 import warnings
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from transship.errors import CheckpointError, DataError, MissingError, OptionError
 
+_LOG = logging.getLogger(__name__)
 MOST_TOKENS = 512  # where neither the tokenizer nor the model says how long an input may be
 
 
@@ -87,6 +89,7 @@ def open_model(
     import transformers
 
     path, options = _locate(folder, name)
+    _LOG.info("model %s: runs from %s", name, path)
     options["trust_remote_code"] = trust_remote_code
     with quiet(), _sentences(name):
         config = transformers.AutoConfig.from_pretrained(path, **options)

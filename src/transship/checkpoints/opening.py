@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from transship.errors import CheckpointError, MissingError
 if TYPE_CHECKING:
     import torch
 
+_LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"(?P<owner>\w[\w.-]*)/(?P<model>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 _JSON_LIMIT = 200_000_000  # bytes: an index of a million tensors fits
 # one level of the repository only: `*` of the hub's patterns also matches folders
@@ -56,6 +58,7 @@ def open(  # the verb that users know
         )
     try:
         path = Path(name).expanduser()
+        _LOG.info("weights %s: %s", name, path.absolute() if path.exists() else "no path, so of the hub")
         if not path.exists():
             recover(path)  # a replacement that was killed half-way, on a file system without exchange
         if path.exists() and not path.is_dir():

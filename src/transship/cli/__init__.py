@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import io
 import os
@@ -17,6 +18,8 @@ import traceback
 import click
 
 from transship import __version__, parallel
+from transship.cli.defaults import defaults_of
+from transship.cli.every import equip
 from transship.errors import OutputError, TransshipError, printable
 
 # command → its module; the function in it is called `command`
@@ -30,6 +33,7 @@ COMMANDS = {
     "methods": "transship.cli.methods",
     "bench": "transship.cli.bench",
     "demo": "transship.cli.demo",
+    "cache": "transship.cli.cache",
 }
 # commands that several processes of one launch share
 SHARED = {
@@ -57,18 +61,34 @@ class LazyGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """Import and return one command."""
-        if name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(COMMANDS[name]).command
-        return command
+        return _load(name) if name in COMMANDS else None
+
+
+@functools.cache  # a command is equipped once
+def _load(name: str) -> click.Command:
+    command: click.Command = importlib.import_module(COMMANDS[name]).command
+    return equip(command)
 
 
 @click.command(
-    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: transship demo",
 )
 @click.version_option(__version__, prog_name="transship", message="%(prog)s %(version)s")
-def group() -> None:
-    """Re-use what pretrained models have learned: transport, merge, translate, adapt."""
+@click.pass_context
+def group(context: click.Context) -> None:
+    """Re-use what pretrained models have learned: transport, merge, translate, adapt.
+
+    Every option has a default in a variable TRANSSHIP_<COMMAND>_<OPTION> or in a file transship.toml, if you
+    set one.
+    """
+    if context.invoked_subcommand is not None:
+        name = context.invoked_subcommand
+        context.default_map = {name: defaults_of(_load(name), name, list(COMMANDS))}
+
+
+equip(group)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -82,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     _print_anywhere()
     shared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if parallel.launched():
-        named = tuple(words[:2])
+        named = tuple([word for word in words if not word.startswith("-")][:2])  # -v may come first
         if named in SHARED or named[:1] in SHARED:
             shared = parallel.quiet_unless_main()
         elif not parallel.alone():

@@ -27,9 +27,12 @@ from transship.verbs.adapt.settings import CommandSettings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group("adapt")
+@click.group("adapt", epilog="Example: transship adapt fit --train ucr_ECG5000 ecg-model")
 def command() -> None:
-    """Fit a pretrained transformer to data that it has never seen: series, fields, tables, tokens."""
+    """Fit a pretrained transformer to new kinds of data.
+
+    These are series, fields, tables and tokens.
+    """
 
 
 def data_options(function: Command) -> Command:
@@ -70,11 +73,11 @@ def fit_command(
     force: bool,
     **given: Any,
 ) -> None:
-    """Fit a model to the data TRAIN and write it into the folder OUT.
+    """Fit a model to data and write it to a folder.
 
-    Raw baselines come first: linear models on the values and on random convolutions of them, in seconds.
-    What they reach on the validation rows stands beside the adapted model's figure, with a word on which to
-    use. A fit that was killed goes on where it was when the same command runs again.
+    Raw baselines come first: models on the values and on random convolutions of them, in seconds. What they
+    reach on the validation rows stands beside the adapted model's figure, with a word on which to use. A fit
+    that was killed goes on where it was when the same command runs again.
     """
     settings = read_settings(CommandSettings, given, method_options=dict(option) or None, verbose=True)
     if report is not None:
@@ -117,7 +120,10 @@ def fit_command(
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def predict_command(model: Path, reference: str, memory: str | None, as_json: bool, **options: Any) -> None:
-    """Predict for DATA with the model in MODEL, and measure where DATA has targets."""
+    """Predict with an adapted model.
+
+    MODEL predicts for DATA. Where DATA has targets, the predictions are measured too.
+    """
     predictions = adapt.api.predict(model, reference, memory=MemoryBudget.parse(memory), **options)
     show(predictions.page(), as_json=as_json)
 
@@ -139,7 +145,10 @@ def bound_command(
     force: bool,
     **options: Any,
 ) -> None:
-    """Measure the terms of Theorem 7 for the model in MODEL on DATA that did not train it."""
+    """Measure the terms of the paper's bound (Theorem 7).
+
+    They are measured for the model in MODEL, on DATA that did not train it.
+    """
     if report is not None:
         check_target(report, force=force)
     terms = adapt.api.bound(model, reference, memory=MemoryBudget.parse(memory), **options)

@@ -93,12 +93,12 @@ def command(
     as_json: bool,
     folder: Path | None,
 ) -> None:
-    """Re-run the papers' tables, and say of each claim: confirmed, refuted or undecided.
+    """Re-run the papers' tables and judge their claims.
 
-    Without a SUITE, lists the suites with their claims, times and needs; 'all' runs every one. A run that was
-    stopped continues with the same command. Data and models are looked for in $TRANSSHIP_DATA and
-    $TRANSSHIP_MODELS, then in ~/.cache/transship, then on the hub; finished work is kept in
-    $TRANSSHIP_CACHE/suites or ~/.cache/transship/suites.
+    Each claim is confirmed, refuted or undecided. Without a SUITE, the suites are listed with their claims,
+    times and needs; 'all' runs every one. A run that was stopped continues with the same command. Data and
+    models are looked for in $TRANSSHIP_DATA and $TRANSSHIP_MODELS, then in the cache, then on the hub;
+    finished work is kept in the cache (see `transship cache`).
     """
     from transship_suites.runner import bench  # start-up: `--help` of all commands
 

@@ -70,9 +70,10 @@ def command(
     memory: str | None,
     **given: Any,
 ) -> None:
-    """Run SOURCE and TARGET over the same inputs and show which of their layers agree.
+    """Show which layers of two models agree.
 
-    Each model reads them with its own tokenizer or image processor; tokens pair up by the text they cover.
+    SOURCE and TARGET run over the same inputs. Each model reads them with its own tokenizer or image
+    processor; tokens pair up by the text they cover.
     """
     settings = read_settings(CompareSettings, given)
     loading = {name: given[name] for name in ("device", "device_map", "dtype", "trust_remote_code")}

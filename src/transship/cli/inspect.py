@@ -29,10 +29,11 @@ _MOVED_MOST = 12  # tensors of an update that are printed
 def command(
     path: str, base: str | None, all_sites: bool, as_json: bool, memory: str | None, **allowed: bool
 ) -> None:
-    """Show what PATH is: a checkpoint (folder, file or hub id), an adapter, or what a verb wrote.
+    """Show what a model, an adapter or a result is.
 
-    Of a map, an adapted model or a fusion it says how it was made and what was measured. Names, shapes and
-    dtypes of weights come from the files' headers; weights are read only for --base.
+    PATH is a checkpoint (a folder, a file or a hub id), an adapter, or what a verb wrote. Of a map, an
+    adapted model or a fusion it says how it was made and what was measured. Names, shapes and dtypes of
+    weights come from the files' headers; weights are read only for --base.
     """
     if base is None:
         # sites are found in an empty model, and artifacts of the verbs by their classes: both import torch

@@ -43,9 +43,12 @@ NEW = click.argument("out", type=click.Path(path_type=Path))
 OPENING = ("device", "device_map", "trust_remote_code", "allow_pickle")
 
 
-@click.group("merge")
+@click.group("merge", epilog="Example: transship merge run recipe.yaml merged")
 def command() -> None:
-    """Join many fine-tunes into one model."""
+    """Join many fine-tunes into one model.
+
+    Recipes do it at once (plan, run); a fusion takes one after another (start, add, remove, status).
+    """
 
 
 @command.command("plan", epilog="Example: transship merge plan recipe.yaml")
@@ -54,9 +57,10 @@ def command() -> None:
 @memory_option
 @settings_options(PlanSettings, only=["allow_pickle"])
 def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: bool) -> None:
-    """Show what RECIPE will do: tensors, tokens, bytes and memory. No weights are read.
+    """Show what a recipe will do, without reading weights.
 
-    What `merge run` with the same --memory would refuse is refused.
+    The plan has tensors, tokens, bytes and memory. What `merge run` with the same --memory would refuse is
+    refused.
     """
     merge = ts.merge(recipe, allow_pickle=allow_pickle)
     merge.check(memory=memory)
@@ -80,9 +84,10 @@ def run_command(
     force: bool,
     **settings: Any,
 ) -> None:
-    """Carry RECIPE out and write the merged model to the folder OUT.
+    """Carry a recipe out and write the merged model.
 
-    Recipes are written as mergekit documents them; docs/from-mergekit.md lists what differs.
+    The model goes to the folder OUT. Recipes are written as mergekit documents them; docs/from-mergekit.md
+    lists what differs.
     """
     merge = ts.merge(recipe, seed=seed, allow_pickle=allow_pickle)
     merge.check(**settings)
@@ -132,7 +137,10 @@ def start_command(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Start a fusion in the folder OUT: fine-tunes of one base will join it one after another."""
+    """Start a fusion, which fine-tunes join later.
+
+    It is the folder OUT. Fine-tunes of one base join it one after another.
+    """
     check_target(out, force=force)
     settings: dict[str, Any] = vars(read_settings(StartSettings, given))
     base = local_model(settings.pop("base"))
@@ -153,9 +161,10 @@ def start_command(
 @memory_option
 @output_options
 def add_command(out: Path, tuned: str, **given: Any) -> None:
-    """Let the fine-tune TUNED (a folder, a hub id or an adapter) join the fusion in OUT.
+    """Let a fine-tune join a fusion.
 
-    A killed run leaves OUT as it was, and the same command can be run again.
+    TUNED is a folder, a hub id or an adapter; the fusion is in OUT. A killed run leaves OUT as it was, and
+    the same command can be run again.
     """
     settings = read_settings(AddSettings, given)
     columns = settings.columns
@@ -190,9 +199,10 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 @memory_option
 @output_options
 def remove_command(out: Path, tuned: str, **given: Any) -> None:
-    """Take the fine-tune TUNED out of the fusion in OUT again, as if it had never joined.
+    """Take a fine-tune out of a fusion again.
 
-    Only where the method's state is a sum over models: average, task-arithmetic, regmean, fisher.
+    OUT is then as if TUNED had never joined. Only methods whose state is a sum over models can do it:
+    average, task-arithmetic, regmean, fisher.
     """
     settings = read_settings(RemoveSettings, given)
 
@@ -209,7 +219,10 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
 @memory_option
 @output_options
 def status_command(out: Path, memory: str | None, as_json: bool, report: Path | None, force: bool) -> None:
-    """Show what is in the fusion in OUT: tasks, accuracies, and the bytes that it keeps."""
+    """Show the tasks of a fusion and their accuracies.
+
+    The bytes that the fusion in OUT keeps are shown too.
+    """
     # a page runs the merged model on kept inputs, which takes what starting does
     MemoryBudget.parse(memory).require(0, f"reading {out}")
     if report is not None:

@@ -17,7 +17,10 @@ from transship.numerics import MemoryBudget
 @memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(verb: str | None, memory: str | None, as_json: bool) -> None:
-    """List the methods of VERB, or of all verbs, with their parameters, defaults and papers."""
+    """List the methods of each verb, or of one.
+
+    Each has its parameters, their defaults and its paper.
+    """
     MemoryBudget.parse(memory).require(0, "importing all methods")
     cards = registry.describe_all([verb] if verb else registry.VERBS)
     if as_json:

@@ -41,9 +41,9 @@ force_option = click.option("--force", is_flag=True, help="Replace what is alrea
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-@click.group("translate")
+@click.group("translate", epilog="Example: transship translate fit old.parquet new.parquet map")
 def command() -> None:
-    """Change the embedding model without embedding everything again.
+    """Change the embedding model and keep the vectors.
 
     A store of vectors is a Parquet file or folder, a .npy file, FOLDER/TABLE.lance, a .faiss index, or
     qdrant:LOCATION#COLLECTION.
@@ -66,7 +66,10 @@ def command() -> None:
 @seed_option
 @memory_option
 def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> None:
-    """Fit MAP on rows that OLD and NEW share by id, with forecasts of what it is worth."""
+    """Fit a map between the vectors of two encoders.
+
+    OLD and NEW share rows by id. Forecasts say what the map is worth; it is written to the folder MAP.
+    """
     if given["table"] and not given["queries"]:
         raise OptionError(
             "needs the queries' vectors", where="--relevance", fix="add --queries (and --old-queries)"
@@ -96,7 +99,11 @@ def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> Non
 @memory_option
 @column_options
 def check(map_folder: Path, old: str, new: str, **given: Any) -> None:
-    """Measure MAP on pairs of OLD and NEW that it was not fitted on; others are left out, or counted."""
+    """Measure a map on pairs that it was not fitted on.
+
+    Pairs of OLD and NEW that MAP was fitted on are left out. Where hardly any other is left, they are
+    measured and counted.
+    """
     with _engine("fit.api", given) as workers:
         checked = translate.check_map(
             map_folder,
@@ -120,7 +127,10 @@ def check(map_folder: Path, old: str, new: str, **given: Any) -> None:
 @json_option
 @column_options
 def plan(map_folder: Path, source: str, target: str, **given: Any) -> None:
-    """State rows, bytes, time and memory of applying MAP to IN; nothing is written."""
+    """State rows, bytes, time and memory of a translation.
+
+    Nothing is written. The translation would apply MAP to IN.
+    """
     planned = translate.plan_apply(translate.load_map(map_folder), source, target, **_reading(given))
     if given["as_json"]:
         print_json(asdict(planned))
@@ -138,7 +148,10 @@ def plan(map_folder: Path, source: str, target: str, **given: Any) -> None:
 @engine_options
 @column_options
 def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
-    """Translate the rows of IN into OUT; IN is only read, and a stopped run goes on where it stopped."""
+    """Translate the rows of a store into another store.
+
+    IN is only read. A stopped run goes on where it stopped when the same command runs again.
+    """
     with _engine("apply", given) as workers:
         # torch is first imported here, after the other processes have started
         saved, reading = translate.load_map(map_folder), _reading(given)
@@ -167,7 +180,11 @@ def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
 @engine_options
 @memory_option
 def embed(texts: str, target: str, model: str, **given: Any) -> None:
-    """Embed TEXTS with a model into the store OUT, ids kept; a stopped run goes on where it stopped."""
+    """Embed texts with a model into a store.
+
+    The rows of OUT keep the ids of TEXTS. A stopped run goes on where it stopped when the same command runs
+    again.
+    """
     # a model on a GPU has it to itself
     with _engine("embed", given, gpus=1 if given["device"].startswith("cuda") else 0) as workers:
         steps = translate.embed_texts(
@@ -197,7 +214,10 @@ def embed(texts: str, target: str, model: str, **given: Any) -> None:
 @json_option
 @column_options
 def anchors(old: str, target: str, **given: Any) -> None:
-    """Choose rows of OLD to embed with the new model, and write their ids into OUT (Parquet)."""
+    """Choose the rows that the new model should embed first.
+
+    Their ids are written to OUT, a Parquet file. A map is then fitted on these rows of OLD.
+    """
     settings = asdict(read_settings(AnchorSettings, given))
     summary = translate.choose_anchors(old, target, **settings, **_reading(given), force=given["force"])
     if given["as_json"]:

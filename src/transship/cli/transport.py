@@ -87,11 +87,11 @@ class TransportInputs:
 @memory_option
 @model_options
 def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> None:
-    """Move what TUNED learned on top of SOURCE to TARGET, and write the result to OUT.
+    """Move the fine-tune TUNED of SOURCE to TARGET.
 
-    TUNED is a fine-tune of SOURCE or a LoRA adapter for it; an adapter gives an adapter. No training takes
-    place, and nothing is chosen on test rows: --test measures the result on them. A killed run goes on when
-    it is started again with the same arguments.
+    The result is written to OUT. TUNED is a fine-tune of SOURCE or a LoRA adapter for it; an adapter gives an
+    adapter. No training takes place, and nothing is chosen on test rows: --test measures the result on them.
+    A killed run goes on when it is started again with the same arguments.
     """
     force, report, as_json = given["force"], given["report"], given["as_json"]
     models = [local_model(name) for name in (source, tuned, target)]

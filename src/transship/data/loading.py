@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -33,6 +34,8 @@ from transship.data.pictures import (
 from transship.data.rows import ArrowRows, PairRows
 from transship.data.tables import DataTable, open_table
 from transship.errors import DataError, OptionError
+
+_LOG = logging.getLogger(__name__)
 
 
 class ReadOptions(TypedDict, total=False):
@@ -147,6 +150,7 @@ def load(
     )
     name = options.name or str(reference)
     files = data_files(reference)
+    _LOG.info("data %s: %s", reference, ", ".join(map(str, files)) or "no file")
     if not files and str(reference) == "digits":
         return digits(kind="array" if kind == "array" else "image", split=options.split, mode=mode)
     if not files and not is_hub_id(reference):

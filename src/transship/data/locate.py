@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from transship import folders
 from transship.data.dataset import split_name
 from transship.data.tables import DataTable, MemoryTable
 from transship.errors import DataError, MissingError
@@ -154,7 +155,7 @@ def _missing(what: str, name: str | Path, known: Iterable[str], variable: str, f
 
 def _folders(variable: str, leaf: str) -> list[Path]:
     named = [Path(part).expanduser() for part in os.environ.get(variable, "").split(os.pathsep) if part]
-    return [*named, Path.home() / ".cache" / "transship" / leaf]
+    return [*named, folders.shared_cache() / leaf]
 
 
 def _with_suffix(path: Path, suffix: str) -> Path:

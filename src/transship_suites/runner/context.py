@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transship import folders
 from transship.atomic import atomic_folder, locked
 from transship.numerics import derive_seed
 from transship_suites.runner.quantities import Case, Measurement, Options
@@ -30,8 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 def cache_home() -> Path:
     """Return where suites keep things: `$TRANSSHIP_CACHE/suites`, else `~/.cache/transship/suites`."""
-    named = os.environ.get("TRANSSHIP_CACHE")
-    return (Path(named) if named else Path.home() / ".cache" / "transship") / "suites"
+    return folders.cache("suites")
 
 
 def content_key(parts: Any) -> str:

@@ -42,8 +42,8 @@ class RunSettings:
 
 
 _HEADS = (
-    "own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are compared, the first is "
-    "saved. By default carried-polished with kept inputs, carried-once without."
+    "How heads are made: own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are "
+    "compared, the first is saved. By default carried-polished with kept inputs, carried-once without."
 )
 
 

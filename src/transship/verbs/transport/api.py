@@ -1,10 +1,10 @@
 """Move a fine-tune to another base model: plan, prepare, apply, measure."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transship import folders
 from transship.progress import Progress, quiet
 from transship.registry import build_method
 from transship.verbs.transport.auto import choose_method
@@ -114,6 +114,5 @@ def as_method(
 
 
 def default_prepared() -> Path:
-    """Return where statistics are kept: `$TRANSSHIP_CACHE/transport`, else `~/.cache/transship/transport`."""
-    named = os.environ.get("TRANSSHIP_CACHE")
-    return (Path(named) if named else Path.home() / ".cache" / "transship") / "transport"
+    """Return where statistics are kept while a transport runs, so that a killed one goes on."""
+    return folders.cache("transport")

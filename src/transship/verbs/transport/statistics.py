@@ -4,6 +4,7 @@ Activations and output gradients are Moments of two models in step; weight gradi
 loss asks each base model for what the fine-tuned source says about the same inputs; no labels are read.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +28,7 @@ from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import Needs, TransportMethod
 from transship.verbs.transport.teacher import AnyTeacher, Loss, language_loss, teach
 
+_LOG = logging.getLogger(__name__)
 # Rows per site: enough for the widest map to be determined several times over, fewer than all tokens of many
 # inputs.
 ROWS_PER_WIDTH = 4
@@ -155,6 +157,7 @@ def _activations(
     """Collect the activation Moments; each neighbour's apart where a target block stands between two."""
     settings, inputs = plan.settings, plan.draws.calibration
     folder = plan.folder if saved else None
+    _LOG.info("statistics of activations: %s", "in memory" if folder is None else f"saved in {folder}")
     return collect(
         plan.source.model,
         plan.target.model,

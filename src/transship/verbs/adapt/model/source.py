@@ -8,6 +8,7 @@ under the hash of model and data, so that every later fit begins at once.
 import contextlib
 import hashlib
 import json
+import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from transship import data as data_sets
+from transship import folders
 from transship.atomic import atomic_file, atomic_folder
 from transship.data import Dataset
 from transship.data.locate import NUMBERS, data_files
@@ -38,6 +40,7 @@ from transship.verbs.adapt.model.recalibrate import (
     recalibrate,
 )
 
+_LOG = logging.getLogger(__name__)
 VERSION = 1
 HELD_OUT = 0.2  # of the proxy, for the head's error and the choice of ω
 CALIBRATION = 96  # proxy items whose gradients are taken
@@ -103,8 +106,9 @@ def open_source(
     drawn = data.per_class(max(5, items // len(np.unique(np.asarray(data.labels)))), 0, allow_fewer=True)
     text = f"transship-source-{VERSION} {drawn.fingerprint()} {CALIBRATION} {backbone.fingerprint}"
     identity = hashlib.sha256(text.encode()).hexdigest()
-    folder = (cache or Path.home() / ".cache" / "transship" / "adapt") / identity[:32]
+    folder = (cache or folders.cache("adapt")) / identity[:32]
     kept = _load(folder)
+    _LOG.info("features of %s: %s %s", data.name, "kept in" if kept else "computed, then kept in", folder)
     # a home that cannot be written to costs later fits their time; a cache that was named has to be there
     optional = contextlib.suppress(OSError, OutputError) if cache is None else contextlib.nullcontext()
     if kept is None:

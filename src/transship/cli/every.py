@@ -1,0 +1,101 @@
+"""What every command has: -v and -q, and an example that stays on one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+
+from transship.cli.defaults import files
+from transship.errors import printable
+from transship.numerics import format_bytes
+from transship.progress import duration
+
+_LOG = logging.getLogger("transship.cli")
+LOGGERS = ("transship", "transship_suites")
+_TALK = "transship.cli.talk"  # in the context: what the user asked for
+
+
+def equip(command: click.Command) -> click.Command:
+    """Give a command, and those below it, what every command has."""
+    command.params += [
+        click.Option(
+            ["-v", "--verbose"],
+            count=True,
+            expose_value=False,
+            callback=_verbose,
+            help="Log to standard error what is read and written; -vv logs more.",
+        ),
+        click.Option(
+            ["-q", "--quiet"],
+            is_flag=True,
+            expose_value=False,
+            callback=_quiet,
+            help="Print results and errors only: no plan, progress or warning.",
+        ),
+    ]
+    if command.epilog:
+        command.epilog = f"\b\n{command.epilog}"  # a line that is wrapped cannot be pasted
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            equip(child)
+    return command
+
+
+def _verbose(context: click.Context, option: click.Parameter, count: int) -> None:
+    """Show the log of the library while the command runs."""
+    if not count:
+        return
+    _either(context, "verbose")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines())
+    # the program's context: a command whose options are refused is never closed
+    program = context.find_root()
+    for logger in map(logging.getLogger, LOGGERS):
+        program.call_on_close(partial(logger.setLevel, logger.level))
+        program.call_on_close(partial(logger.removeHandler, handler))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO if count == 1 else logging.DEBUG)
+    for file in files():
+        _LOG.info("defaults of options from %s", file)
+    program.call_on_close(partial(_account, time.monotonic()))
+
+
+def _account(begun: float) -> None:
+    """Say what the command took."""
+    import resource  # not on Windows
+
+    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _LOG.info("took %s and at most %s of memory", duration(time.monotonic() - begun), format_bytes(most))
+
+
+class _Lines(logging.Formatter):
+    """One line for each record, in which nothing moves the cursor."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(f"{record.name}: {super().format(record)}")
+
+
+def _quiet(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    """Close standard error while the command runs; `main` prints errors to the one that it knows."""
+    if not asked:
+        return
+    _either(context, "quiet")
+    context.find_root().with_resource(_silence())
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
+
+
+def _either(context: click.Context, asked: str) -> None:
+    if context.meta.setdefault(_TALK, asked) != asked:
+        raise click.UsageError("-v and -q contradict each other: give one of them.", context)
