@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import platform
 import re
@@ -72,8 +73,18 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-# anonymous bytes of a process before any work, from above: with numpy; with torch and transformers too
-INTERPRETER, TORCH = 45_000_000, 400_000_000
+def _built_for_gpus() -> bool:
+    """Whether the torch that is installed brings kernels for GPUs, told by its files."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    libraries = Path(torch.origin).with_name("lib")
+    return any(any(libraries.glob(f"*torch_{kind}*")) for kind in ("cuda", "hip", "xpu"))
+
+
+# anonymous bytes of a process before any work, from above: with numpy; with torch and transformers too, which
+# take 130 MB more where torch is built for GPUs
+INTERPRETER, TORCH = 45_000_000, 550_000_000 if _built_for_gpus() else 400_000_000
 
 
 @dataclass(frozen=True)
