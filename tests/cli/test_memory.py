@@ -2,8 +2,8 @@
 
 The limit is RLIMIT_DATA: the kernel refuses private writable memory beyond it, which is what anonymous memory
 is; `ulimit -v` would also count mapped files and libraries, a gigabyte with torch. What libraries reserve and
-never touch counts too, so the limit leaves it to them, as measured, and Arrow takes its memory from malloc (its own
-allocator reserves a gigabyte at once). The peak of anonymous memory that was really used must stay within
+never touch counts too, so the limit leaves it to them, as measured. Arrow takes its memory from malloc, because
+its own allocator reserves a gigabyte at once. The peak of anonymous memory that was really used must stay within
 what was allowed, with nothing added.
 """
 
