@@ -328,3 +328,16 @@ def test_a_kill_at_every_single_step_leaves_old_or_new(way: str, tmp_path: Path)
         "only two renames can part, and opening puts the old folder back"
     )
     assert left == "['model']"
+
+
+def test_a_place_that_takes_no_files_is_refused_though_its_rights_allow_them(tmp_path: Path, monkeypatch):
+    """Rights say little on a pseudo file system, or to root on a share: a folder that can be made does."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    check_target(tmp_path / "out")
+    assert names(tmp_path) == []
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(OutputError, match="cannot be written to; choose another place"):
+        check_target(tmp_path / "out")

@@ -20,6 +20,8 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from transship import parallel
+from transship.activations.models import load_model
+from transship.errors import OptionError
 
 SCRIPT = Path(__file__).parent / "launched.py"
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
@@ -307,3 +309,11 @@ def test_a_command_that_is_not_shared_is_the_first_process_alone(
         main(["methods", "transport"])
         assert bool(capsys.readouterr().out) is said
         assert not parallel.launched()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_here_is_one_sentence():
+    parallel.require_device("cpu")
+    for name, message in (("cuda", "this machine has no cuda; choose cpu"), ("abacus", "no device 'abacus'")):
+        with pytest.raises(OptionError, match=message):
+            load_model(torch.nn.Linear(2, 2), device=name)

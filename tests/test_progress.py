@@ -1,8 +1,9 @@
 import io
+from pathlib import Path
 
 import pytest
 
-from transship.progress import Bars, duration, quiet
+from transship.progress import Bars, duration, keeping, quiet
 
 
 class Clock:
@@ -92,3 +93,17 @@ def test_a_name_from_outside_cannot_steer_the_terminal():
 
 def test_nobody_needs_to_watch():
     assert quiet("anything", 1, 2) is None
+
+
+def test_ctrl_c_carries_what_is_kept_and_no_more(tmp_path: Path):
+    for place, notes in (
+        (tmp_path, [f"steps are kept in {tmp_path}, and the same command goes on from there"]),
+        (tmp_path / "nowhere", []),
+        (None, []),
+    ):
+        with pytest.raises(KeyboardInterrupt) as stop, keeping("steps", place):
+            raise KeyboardInterrupt
+        assert getattr(stop.value, "__notes__", []) == notes
+    with pytest.raises(ValueError, match="mine") as error, keeping("steps", tmp_path):
+        raise ValueError("mine")
+    assert not hasattr(error.value, "__notes__")

@@ -22,6 +22,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,7 +143,7 @@ def _one_sentence(final: Path) -> Iterator[None]:
 def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: int = 0) -> Path:
     """Refuse, before any work, a target that exists (without `force`) or a disk without `needs` bytes.
 
-    Returns the path with symbolic links followed. Nothing is created.
+    Returns the path with symbolic links followed. Nothing that is created stays.
     """
     given = Path(target).expanduser()
     final = Path(os.path.realpath(given))
@@ -160,7 +161,7 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: 
                 fix="choose another name",
             )
     above = next(folder for folder in final.parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+    if not _takes_files(above, _stem(final)):
         raise OutputError(f"{above} cannot be written to", where=str(target), fix="choose another place")
     free = shutil.disk_usage(above).free
     if needs and free < needs + _MARGIN:
@@ -170,6 +171,20 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: 
             fix="free some space, or choose another disk",
         )
     return final
+
+
+def _takes_files(folder: Path, stem: str) -> bool:
+    """Return whether a folder can be made in another, by making one: rights do not say so everywhere.
+
+    It is named as a draft is, so that the next writer removes what a kill leaves of it.
+    """
+    try:
+        place = tempfile.mkdtemp(prefix=f".{stem}{_MARK}", dir=folder)
+    except OSError:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(place)
+    return True
 
 
 def recover(target: str | os.PathLike[str]) -> bool:

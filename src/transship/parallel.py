@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from transship.errors import LaunchError
+from transship.errors import LaunchError, OptionError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,6 +141,30 @@ def device(name: str) -> str:
     if _WORLD.size == 1 or ":" in name or name == "cpu":
         return name
     return f"{name}:{os.environ.get('LOCAL_RANK', 0)}"
+
+
+def require_device(name: str) -> None:
+    """Refuse a device that is none or is not here: nothing falls back to the CPU in silence."""
+    import torch  # start-up
+
+    try:
+        wanted = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(
+            f"there is no device '{name}'", where="device", fix="choose cpu, or one such as cuda:1"
+        ) from error
+    if wanted.type == "cpu":
+        return
+    backend: Any = getattr(torch, wanted.type, None)
+    count = backend.device_count() if hasattr(backend, "device_count") else 0
+    if (wanted.index or 0) >= count:
+        raise OptionError(f"this machine has no {name}", where="device", fix="choose cpu")
+    if wanted.index is not None and launched():
+        raise OptionError(
+            f"every process of a launch has a device of its own, and this is {name}",
+            where="device",
+            fix=f"choose {wanted.type}",
+        )
 
 
 def gather(value: Value) -> list[Value]:

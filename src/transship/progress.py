@@ -6,9 +6,11 @@ decides what becomes of it: the command line passes `Bars()`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from transship.errors import printable
@@ -30,6 +32,20 @@ class Progress(Protocol):
 
 def quiet(what: str, done: int, total: int, /) -> None:
     """Watch nothing."""
+
+
+@contextlib.contextmanager
+def keeping(what: str, place: Path | None) -> Iterator[None]:
+    """Let a Ctrl-C in the block say that `what` is kept in `place`, if that is there by then.
+
+    The interruption carries the sentence as a note (PEP 678), so that who prints it need not know the work.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if place is not None and place.exists():
+            stop.add_note(f"{what} are kept in {place}, and the same command goes on from there")
+        raise
 
 
 class Bars:

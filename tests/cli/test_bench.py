@@ -192,7 +192,7 @@ def test_ctrl_c_leaves_130_and_finished_cases(folder: Path, capsys):
     with pytest.raises(SystemExit) as left:
         main(["bench", "counting", "--quick", "--suites", str(folder)])
     assert left.value.code == 130
-    assert "stopped" in capsys.readouterr().err
+    assert "stopped; finished cases are kept in " in capsys.readouterr().err
     assert len(list((folder.parent / "cache" / "suites" / "cases" / "counting").glob("*"))) == 1
 
 

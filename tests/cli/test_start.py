@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import transship
-from transship.cli import SPINS
+from transship.cli import SPINS, main
+from transship.progress import keeping
 
 LOADED = """
 import json, sys
@@ -94,3 +95,26 @@ def test_threads_wait_briefly_unless_the_user_says_otherwise(told, spins):
         [sys.executable, "-c", code], env=clean | told, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["False", str(spins)]
+
+
+def test_a_quoted_home_folder_is_the_home_folder(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "texts.jsonl").write_text("{}")
+    for words in (["inspect", "~/nothing"], ["merge", "plan", "~/nothing", "--memory=~/x"]):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 2
+        assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_ctrl_c_says_what_the_work_says_is_kept(monkeypatch, capsys, tmp_path: Path):
+    def stopped(*_: object, **__: object) -> None:
+        with keeping("statistics", tmp_path):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("transship.registry.describe_all", stopped)
+    with pytest.raises(SystemExit) as left:
+        main(["methods"])
+    assert left.value.code == 130
+    kept = f"stopped; statistics are kept in {tmp_path}, and the same command goes on from there"
+    assert capsys.readouterr().err.splitlines()[-1] == kept

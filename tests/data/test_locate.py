@@ -115,3 +115,17 @@ def test_hub_names_are_told_from_paths(name: str, is_one: bool):
 def test_a_revision_follows_the_name():
     assert hub_parts("owner/name@abc") == ("owner/name", "abc")
     assert hub_parts("hub:name") == ("name", None)
+
+
+def test_a_model_name_that_is_nearly_right_is_refused_with_the_right_one(home: Path):
+    folder = home / ".cache/transship/models/minilm-l6"
+    folder.mkdir(parents=True)
+    assert (
+        data.local_model("minilm-l6")
+        == data.local_model("~/.cache/transship/models/minilm-l6")
+        == str(folder)
+    )
+    with pytest.raises(MissingError, match=r"minlm-l6: no model of this name .* did you mean 'minilm-l6'"):
+        data.local_model("minlm-l6")
+    for other in ("owner/minlm-l6", "./minlm-l6", "gpt2"):  # for the hub, or for who opens it, to judge
+        assert data.local_model(other) == other

@@ -302,6 +302,7 @@ def load_model(
     """
     if isinstance(reference, LoadedModel):
         return reference
+    parallel.require_device(str(device))
     where = torch.device(parallel.device(device))
     if isinstance(reference, nn.Module):
         module = reference.to(where).eval()

@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
     Under `accelerate launch` or `torchrun` the processes share the commands in `SHARED`; the first one prints
     and writes. Any other command is the first process's alone.
     """
-    words = sys.argv[1:] if arguments is None else arguments
+    words = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     _wait_briefly()
     _print_anywhere()
     shared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     errors = sys.stderr
     try:
         with shared:
-            group.main(args=arguments, standalone_mode=False)
+            group.main(args=words, standalone_mode=False)
     except click.exceptions.Exit as exit_:
         parallel.end(exit_.exit_code)
     except click.ClickException as mistake:
@@ -121,9 +121,9 @@ def main(arguments: list[str] | None = None) -> None:
         if parallel.speaks():
             click.echo(f"error: {printable(mistake)}", file=errors)
         parallel.end(2)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort) as stop:
         if parallel.speaks():
-            click.echo("stopped; nothing half-written was left", file=errors)
+            click.echo(f"stopped; {printable(_what_is_kept(stop))}", file=errors)
         parallel.end(130)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
@@ -135,6 +135,18 @@ def main(arguments: list[str] | None = None) -> None:
         if parallel.speaks():
             traceback.print_exc(file=errors)
         parallel.end(1)
+
+
+def _at_home(word: str) -> str:
+    """Return a word with the user's home folder for `~/`, which a shell leaves as it is inside quotes."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + (os.path.expanduser(value) if value.startswith("~/") else value)
+
+
+def _what_is_kept(stop: BaseException) -> str:
+    """Return what an interrupted command leaves: its notes, or that there is nothing."""
+    told = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click puts an Abort around Ctrl-C
+    return "; ".join(getattr(told, "__notes__", ())) or "nothing half-written was left"
 
 
 def _wait_briefly() -> None:

@@ -13,7 +13,7 @@ import click
 from transship.cli.options import memory_option, print_json
 from transship.errors import OptionError
 from transship.numerics import TORCH, MemoryBudget
-from transship.progress import Bars, duration
+from transship.progress import Bars, duration, keeping
 from transship.report import markdown
 
 if TYPE_CHECKING:
@@ -180,17 +180,18 @@ def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
     if len(runs) > 1:
         click.echo(f"{len(runs)} suites; about {duration(sum(map(_seconds_left, runs)))}", err=True)
     bars: dict[str, Bars] = {}
-    for run, step in side_by_side(runs, jobs):
-        name = run.suite.name
-        if step is None:
-            click.echo(_plan(run, alone=len(runs) == 1), err=True)
-            bars[name] = Bars(unit="cases")
-            bars[name](name, len(run.earlier()[0]), len(run.cases))
-            continue
-        if not step.reused:
-            bars[name](name, step.done, step.total)
-        if step.done == step.total:
-            yield run
+    with keeping("finished cases", runs[0].home / "cases"):
+        for run, step in side_by_side(runs, jobs):
+            name = run.suite.name
+            if step is None:
+                click.echo(_plan(run, alone=len(runs) == 1), err=True)
+                bars[name] = Bars(unit="cases")
+                bars[name](name, len(run.earlier()[0]), len(run.cases))
+                continue
+            if not step.reused:
+                bars[name](name, step.done, step.total)
+            if step.done == step.total:
+                yield run
 
 
 def _plan(run: SuiteRun, *, alone: bool) -> str:

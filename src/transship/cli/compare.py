@@ -13,7 +13,6 @@ from transship import activations, checkpoints, data, parallel, report
 from transship.atomic import check_target
 from transship.cli.options import (
     compute_options,
-    local_model,
     memory_option,
     output_options,
     read_settings,
@@ -89,7 +88,7 @@ def command(
     bars = Bars()
     bars("inputs", 0, len(part))
     first, second = (
-        activations.load_model(local_model(name), name=name, **loading) for name in (source, target)
+        activations.load_model(data.local_model(name), name=name, **loading) for name in (source, target)
     )
     comparison = activations.compare(
         first,
@@ -110,8 +109,8 @@ def _check_memory(
     memory: str, models: tuple[str, str], part: data.Dataset, batch_size: int, loading: Mapping[str, Any]
 ) -> None:
     reading = {name: loading[name] for name in ("dtype", "trust_remote_code")}
-    first, second = (checkpoints.Footprint.of(local_model(name), **reading) for name in models)
-    tokens = [activations.longest(local_model(name), list(part.inputs)) for name in models]
+    first, second = (checkpoints.Footprint.of(data.local_model(name), **reading) for name in models)
+    tokens = [activations.longest(data.local_model(name), list(part.inputs)) for name in models]
     needed = activations.comparing_bytes(first, second, batch_size, max(tokens, key=lambda count: count or 0))
     instead = "pass a smaller --batch-size" if batch_size > 1 else ""
     MemoryBudget.parse(memory).require(needed, f"running {models[0]} and {models[1]}", instead)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from transship import activations, checkpoints
-from transship.cli.options import local_model, memory_option, model_options, show
+from transship import activations, checkpoints, data
+from transship.cli.options import memory_option, model_options, show
 from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
 from transship.report import Column, Facts, Page, Section, Table
 from transship.verbs import adapt, translate
@@ -42,13 +42,13 @@ def command(
             if (Path(path) / file).is_file():
                 show(describe_artifact(Path(path)), as_json=as_json)
                 return
-    with checkpoints.open(local_model(path), **allowed) as checkpoint:
+    with checkpoints.open(data.local_model(path), **allowed) as checkpoint:
         if base is not None:
             MemoryBudget.parse(memory, INTERPRETER).require(_update_bytes(checkpoint), f"what {path} changed")
         description = dataclasses.replace(checkpoints.describe(checkpoint), name=path)
         further: list[Section] = []
         if base is not None:
-            with checkpoints.open(local_model(base), **allowed) as other:
+            with checkpoints.open(data.local_model(base), **allowed) as other:
                 further.append(_update_section(_update_rows(other, checkpoint), base))
         elif description.kind == "checkpoint":
             sites = activations.checkpoint_sites(checkpoint)

@@ -14,7 +14,6 @@ from transship import parallel
 from transship.atomic import check_target, locked
 from transship.cli.options import (
     device_options,
-    local_model,
     memory_option,
     model_options,
     output_options,
@@ -143,7 +142,7 @@ def start_command(
     """
     check_target(out, force=force)
     settings: dict[str, Any] = vars(read_settings(StartSettings, given))
-    base = local_model(settings.pop("base"))
+    base = ts.data.local_model(settings.pop("base"))
     if memory is not None:
         _check_start(memory, base)
     heads = settings.pop("heads") or "auto"
@@ -179,7 +178,7 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
         elif settings.data is not None and data is not None and data.splits is not None:
             reopen = {"test": {"reference": _full(settings.data), "split": "test", "rows": rows, **columns}}
         fusion.add(
-            local_model(tuned),
+            ts.data.local_model(tuned),
             data,
             test=test,
             name=settings.name,
@@ -209,7 +208,7 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
     def work(fusion: Fusion) -> None:
         data = None if settings.data is None else ts.data.load(settings.data, **settings.columns)
         _check_memory(given["memory"], fusion, tuned, data)
-        fusion.remove(local_model(tuned), data)
+        fusion.remove(ts.data.local_model(tuned), data)
 
     _change(out, given, work)
 
@@ -236,7 +235,7 @@ def _check_start(allowed: str, base: str) -> None:
     """Refuse a base that does not fit: its weights as they are run, once more while they are written."""
     from transship.checkpoints.footprint import Footprint  # start-up: numpy
 
-    model = Footprint.of(local_model(base))
+    model = Footprint.of(ts.data.local_model(base))
     MemoryBudget.parse(allowed).require(3 * model.weights + model.forward(1), f"reading {base}")
 
 
@@ -245,7 +244,9 @@ def _check_memory(allowed: str | None, fusion: Fusion, tuned: str, data: Dataset
     if allowed is None:
         return
 
-    MemoryBudget.parse(allowed).require(fusion.adding_bytes(local_model(tuned), data), f"reading {tuned}")
+    MemoryBudget.parse(allowed).require(
+        fusion.adding_bytes(ts.data.local_model(tuned), data), f"reading {tuned}"
+    )
 
 
 def _change(out: Path, given: dict[str, Any], work: Callable[[Fusion], None]) -> None:

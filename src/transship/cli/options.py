@@ -273,12 +273,3 @@ def show(
         click.echo(ts.report.json.render(page) if as_json else ts.report.terminal.render(page))
     if report is not None and not quiet:
         click.echo(f"the page is at {printable(report)}", err=as_json)
-
-
-def local_model(reference: str) -> str:
-    """Return the folder of a model that is named as in the local model folders, or the reference as it is."""
-    if not Path(reference).expanduser().exists():
-        for folder in ts.data.model_folders():
-            if (folder / reference).is_dir():
-                return str(folder / reference)
-    return reference

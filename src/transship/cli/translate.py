@@ -159,7 +159,7 @@ def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
             planned = translate.plan_apply(saved, source, target, **reading)
             click.echo(f"{source} → {target}: {planned}", err=True)
         steps = translate.apply_map(saved, source, target, **reading, force=given["force"], engine=workers)
-        last = _watch(steps, "rows")
+        last = _watch(steps, "rows", target)
     if given["as_json"]:
         print_json({"rows": last.rows, "map": saved.hash, "out": target})
     else:
@@ -196,7 +196,7 @@ def embed(texts: str, target: str, model: str, **given: Any) -> None:
             **{name: given[name] for name in ("column", "id_column", "force")},
             **asdict(read_settings(EncoderSettings, given)),
         )
-        last = _watch(steps, "texts")
+        last = _watch(steps, "texts", target)
     if given["as_json"]:
         print_json({"rows": last.rows, "out": target, "model": model})
     else:
@@ -240,11 +240,19 @@ def _engine(home: str, given: dict[str, Any], gpus: float = 0) -> Any:
     )
 
 
-def _watch(steps: Iterable[RowsDone], what: str) -> RowsDone:
+def _watch(steps: Iterable[RowsDone], what: str, target: str) -> RowsDone:
     """Follow a run: one moving line with the time left on a terminal, plain lines elsewhere."""
     last: RowsDone | None = None
     bars = Bars(unit=what)
-    for last in steps:
-        bars("translate", last.done, last.rows)
+    try:
+        for last in steps:
+            bars("translate", last.done, last.rows)
+    except KeyboardInterrupt as stop:
+        if last is not None and last.done:
+            stop.add_note(
+                f"of {last.done:,} of {last.rows:,} {what} the finished parts are kept beside {target}, and "
+                "the same command goes on from there"
+            )
+        raise
     assert last is not None
     return last

@@ -13,7 +13,6 @@ from transship import data, parallel
 from transship.atomic import check_target
 from transship.cli.options import (
     compute_options,
-    local_model,
     memory_option,
     model_options,
     output_options,
@@ -94,7 +93,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     A killed run goes on when it is started again with the same arguments.
     """
     force, report, as_json = given["force"], given["report"], given["as_json"]
-    models = [local_model(name) for name in (source, tuned, target)]
+    models = [data.local_model(name) for name in (source, tuned, target)]
     _require_places(out, models, given)
     files = read_settings(TransportInputs, given)
     prepared = files.prepared or transport.default_prepared()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         find_data,
         find_model,
         is_hub_id,
+        local_model,
         model_folders,
     )
     from transship.data.pictures import digits
@@ -37,6 +38,7 @@ __all__ = [
     "images",
     "is_hub_id",
     "load",
+    "local_model",
     "model_folders",
     "series",
     "text",

@@ -81,10 +81,24 @@ def find_model(name: str | Path) -> Path:
             return candidate
     if is_hub_id(name):
         return fetch(str(name), repository="model")
-    known = (entry.name for folder in model_folders() for entry in _glob(folder, "*") if entry.is_dir())
-    raise _missing(
-        "model", name, known, "TRANSSHIP_MODELS", "a folder with config.json and model.safetensors"
-    )
+    raise missing_model(name)
+
+
+def local_model(name: str) -> str:
+    """Return the folder of a model that is named as in the model folders, or the reference as it is.
+
+    A bare name that is nowhere and nearly one of those is refused with the right one.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return str(path)
+    for folder in model_folders():
+        if (folder / name).is_dir():
+            return str(folder / name)
+    bare = path.name == name and not is_hub_id(name)
+    if bare and difflib.get_close_matches(name, _known_models(), n=1, cutoff=0.75):
+        raise missing_model(name)
+    return name
 
 
 def is_hub_id(name: str | Path) -> bool:
@@ -127,6 +141,16 @@ def not_fetched(name: str, repository: str, error: Exception) -> MissingError:
         where=name,
         fix=f"go online, or put the {repository} into a folder and name that, or set {variable}",
     )
+
+
+def _known_models() -> list[str]:
+    return [entry.name for folder in model_folders() for entry in _glob(folder, "*") if entry.is_dir()]
+
+
+def missing_model(name: str | Path) -> MissingError:
+    """Return the error for a model that is nowhere, with the nearest name that exists."""
+    form = "a folder with config.json and model.safetensors"
+    return _missing("model", name, _known_models(), "TRANSSHIP_MODELS", form)
 
 
 def missing_data(name: str | Path) -> MissingError:

@@ -246,3 +246,12 @@ def test_the_report_shows_every_tensor(toys: Make, tmp_path: Path):
     assert "layers.1.mlp.weight" in page
     with pytest.raises(OptionError, match=r"may take 1\.0 kB"):
         merged.check(memory=1000)
+
+
+def test_a_merge_prints_in_a_line(toys: Make, tmp_path: Path):
+    given = merge(recipe())
+    assert repr(given) == "Merge(method='linear', models=['a', 'b'])"
+    assert (
+        repr(given.run(tmp_path / "out"))
+        == f"Merged(method='linear', models=['a', 'b'], folder='{tmp_path / 'out'}')"
+    )

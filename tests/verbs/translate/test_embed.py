@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from transship.errors import DataError
+from transship.errors import DataError, OutputError
 from transship.verbs.translate import LazyIndex
 from transship.verbs.translate import embed as embedding
 
@@ -88,3 +88,11 @@ def test_a_missing_text_is_refused(asked: list[str], tmp_path: Path):
     index = LazyIndex(np.eye(3, dtype=np.float32), embed=np.ones, texts={0: "", 1: "ship", 2: "bird"})
     with pytest.raises(DataError, match="the text of id 0 is empty"):
         index.move([0, 1])
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.npy", "out.lance"])
+def test_a_target_under_a_file_is_refused_in_one_sentence(name: str, asked: list[str], tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    texts = write(tmp_path / "texts.parquet", WORDS)
+    with pytest.raises(OutputError, match=r"(cannot be written to|cannot be made).*choose another place"):
+        list(embedding.embed_texts("model", texts, str(tmp_path / "file" / name)))

@@ -17,7 +17,7 @@ from transship.checkpoints.footprint import Footprint
 from transship.data import find_model
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
-from transship.progress import Progress
+from transship.progress import Progress, keeping
 from transship.registry import build_method
 from transship.report import Page
 from transship.types import Array
@@ -115,9 +115,10 @@ def fit(
     if memory is not None and memory.limit is not None:
         instead = "pass a smaller --batch-size with --accumulation"
         memory.require(_fitting_bytes(rows.inputs, settings), f"adapting {settings.backbone}", instead)
-    adapted, split = adapt(
-        rows.inputs, rows.targets, settings, compare=settings.compare, seen=seen, tell=tell
-    )
+    with keeping("the steps so far", work):
+        adapted, split = adapt(
+            rows.inputs, rows.targets, settings, compare=settings.compare, seen=seen, tell=tell
+        )
     main = parallel.is_main()  # of several processes, one writes
     if main:
         save_adapted(adapted, folder, force=force)

@@ -123,7 +123,8 @@ class Settings:
             if not 0 < getattr(self, name) < math.inf:
                 raise OptionError(f"it is {getattr(self, name)}", where=name, fix="give a number above 0")
         _check_omega(self.omega)
-        _check_device(self.device)
+        if self.device != "auto":
+            parallel.require_device(self.device)
         for name, hint in typing.get_type_hints(Settings).items():
             choices = (False, True) if hint is bool else typing.get_args(hint)
             choosing = hint is bool or typing.get_origin(hint) is Literal
@@ -182,32 +183,6 @@ def _at_least(name: str, value: Any, least: int) -> None:
 def _check_omega(omega: float | str) -> None:
     if omega != "grid" and not (isinstance(omega, int | float) and 0 < omega < math.inf):
         raise OptionError(f"ω is {omega!r}", where="omega", fix='give a number above 0, or "grid"')
-
-
-def _check_device(device: str) -> None:
-    """Refuse a device that is none or is not here: nothing falls back to the CPU in silence."""
-    if device == "auto":
-        return
-    import torch  # start-up: the command line reads options without it
-
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise OptionError(
-            f"there is no device '{device}'", where="device", fix="choose auto, cpu, or one such as cuda:1"
-        ) from error
-    if wanted.type == "cpu":
-        return
-    backend: Any = getattr(torch, wanted.type, None)
-    count = backend.device_count() if hasattr(backend, "device_count") else 0
-    if (wanted.index or 0) >= count:
-        raise OptionError(f"this machine has no {device}", where="device", fix="choose auto or cpu")
-    if wanted.index is not None and parallel.launched():
-        raise OptionError(
-            f"every process of a launch has a device of its own, and this is {device}",
-            where="device",
-            fix=f"choose {wanted.type}",
-        )
 
 
 def _plain(value: Any) -> Any:

@@ -28,7 +28,7 @@ from transship.verbs.merge.write import Writing, save_adapter, save_model, save_
 ROOM = 256_000_000  # bytes of finished tensors that wait for the writer where --memory does not say
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Merged:
     """A recipe that was carried out.
 
@@ -41,6 +41,10 @@ class Merged:
     plan: AnyPlan
     folder: Path
     learnt: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return what was merged by what, and where it is."""
+        return f"Merged({_named(self.plan)}, folder='{self.folder}')"
 
     def page(self) -> report.Page:
         """Return what became of every tensor, and what was found out on data."""
@@ -76,7 +80,7 @@ class Merged:
         return report.html.write(self.page(), path, force=force)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Merge:
     """A recipe that is ready to be carried out.
 
@@ -85,6 +89,10 @@ class Merge:
     """
 
     plan: AnyPlan
+
+    def __repr__(self) -> str:
+        """Return what is merged by what; `plan.page()` has every tensor."""
+        return f"Merge({_named(self.plan)})"
 
     def tensor(self, name: str) -> Floats:
         """Return one merged tensor as it would be stored, widened to float32."""
@@ -138,6 +146,11 @@ class Merge:
     @functools.cached_property
     def _prepared(self) -> PreparedMerge:
         return prepare(self.plan, check=False)
+
+
+def _named(plan: AnyPlan) -> str:
+    facts = plan.facts
+    return f"method='{facts['method']}', models={list(facts['models'])}"
 
 
 def merge(recipe: RecipeLike, *, seed: int | None = None, allow_pickle: bool = False) -> Merge:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transship import folders
-from transship.progress import Progress, quiet
+from transship.progress import Progress, keeping, quiet
 from transship.registry import build_method
 from transship.verbs.transport.auto import choose_method
 from transship.verbs.transport.measure import measure
@@ -94,13 +94,14 @@ def transport(
 
 def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
     """Do what a plan says: with its method or the best of several, measured where it has rows for that."""
-    if plan.method is None:
-        result, prepared = choose_method(plan, progress=progress)
-    else:
-        prepared = prepare(plan, plan.method, progress=progress)
-        result = apply(plan, prepared, plan.method, progress=progress)
-    rows = plan.measured_on
-    return result if rows is None else measure(plan, prepared, result, rows, progress=progress)
+    with keeping("statistics", plan.folder):
+        if plan.method is None:
+            result, prepared = choose_method(plan, progress=progress)
+        else:
+            prepared = prepare(plan, plan.method, progress=progress)
+            result = apply(plan, prepared, plan.method, progress=progress)
+        rows = plan.measured_on
+        return result if rows is None else measure(plan, prepared, result, rows, progress=progress)
 
 
 def as_method(

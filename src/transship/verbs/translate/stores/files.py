@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from transship.atomic import write_text
-from transship.errors import DataError, MissingError
+from transship.errors import DataError, MissingError, OutputError
 
 # stands in a folder on a remote store while its files arrive one by one
 INCOMPLETE = "_incomplete"
@@ -91,7 +91,11 @@ class Files:
     def make(self, folder: str) -> None:
         """Make a folder and those above it."""
         if self.system is None:
-            os.makedirs(folder, exist_ok=True)
+            try:
+                os.makedirs(folder, exist_ok=True)
+            except OSError as error:
+                what = f"its folder cannot be made ({error.strerror})"
+                raise OutputError(what, where=folder, fix="choose another place") from error
         else:
             self.system.makedirs(folder, exist_ok=True)
 
@@ -167,8 +171,8 @@ def locate(location: str) -> tuple[Files, str]:
 
 
 def plain(location: str) -> str:
-    """Return a `file://` URL as the path that it stands for; everything else as it is."""
+    """Return a `file://` URL as the path that it stands for, and `~` as the home folder."""
     for start in ("file://", "local://"):
         if location.startswith(start):
             return location[len(start) :]
-    return location
+    return os.path.expanduser(location)

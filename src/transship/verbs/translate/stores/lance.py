@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from transship.atomic import check_target
 from transship.errors import DataError, MissingError
 from transship.types import Array
 from transship.verbs.translate.stores.index import BesideRows, TableIndex
@@ -87,6 +88,8 @@ class LanceSink(VectorSink):
         self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
     ) -> None:
         """Open or continue the working table."""
+        if "://" not in place.location:
+            check_target(Path(place.location) / f"{place.name}.lance", force=True)
         self.place, self.stamp, self.width = place, stamp, width
         self.database = connect(place.location)
         self.column = place.columns.vector or source.vector_column or "vector"
