@@ -4,19 +4,21 @@ Of a checkpoint they are found in a module without memory for weights.
 """
 
 import contextlib
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transship.activations import families
+from transship.activations.fused import fused_parts, fused_weight
 from transship.activations.loading import model_class, quiet
+from transship.activations.roles import Leaf, crossed, first_role, role_of
 from transship.activations.sites import Part, Site
 from transship.checkpoints import Checkpoint
+from transship.checkpoints.renaming import held_names
 from transship.errors import CheckpointError
 
 
@@ -29,20 +31,6 @@ def find_sites(model: Any, config: Any = None) -> list[Site]:
     module: nn.Module = model if isinstance(model, nn.Module) else model.model
     config = config if config is not None else getattr(module, "config", None)
     return _Finder(module, config).sites()
-
-
-def _first(table: Sequence[tuple[str, str]], path: str) -> str | None:
-    return next((role for pattern, role in table if re.search(pattern, path)), None)
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """A module with parameters of its own, or a parameter that hangs on a container."""
-
-    path: str
-    kind: str
-    module: nn.Module
-    parameter: str | None = None
 
 
 class _Finder:
@@ -69,10 +57,24 @@ class _Finder:
         for leaf in self.leaves:
             for prefix in _numbered_prefixes(leaf.path):
                 relative = leaf.path[len(prefix) + 1 :]
-                contents[prefix].add(_role(relative, leaf, None).split(".")[0])
+                contents[prefix].add(role_of(relative, leaf, None).split(".")[0])
         blocks = [prefix for prefix in self.modules if {"attention", "mlp"} <= contents.get(prefix, set())]
         innermost = [path for path in blocks if not any(other.startswith(path + ".") for other in blocks)]
-        return _number(innermost or self._equal_elements())
+        return _number(self._with_siblings(innermost) or self._equal_elements())
+
+    def _with_siblings(self, blocks: Sequence[str]) -> list[str]:
+        """Add the other elements of the blocks' lists: in hybrid models not every block has an attention."""
+        lists = {path.rpartition(".")[0] for path in blocks if path.rpartition(".")[2].isdigit()}
+        return [
+            path
+            for path, module in self.modules.items()
+            if path in blocks
+            or (
+                path.rpartition(".")[0] in lists
+                and path.rpartition(".")[2].isdigit()
+                and next(module.parameters(), None) is not None
+            )
+        ]
 
     def _equal_elements(self) -> list[str]:
         """Elements of lists of one class with children: what a block is where no attention is recognised."""
@@ -86,14 +88,17 @@ class _Finder:
     def _name_stacks(self) -> dict[str, str]:
         groups = list(dict.fromkeys(group for group, _ in self.blocks.values()))
         if len(groups) > 1:
-            words = [_first(families.STACK_WORDS, group) or group for group in groups]
+            words = [first_role(families.STACK_WORDS, group) or group for group in groups]
             return dict(zip(groups, words if len(set(words)) == len(words) else groups, strict=True))
         roles = {
-            _first(families.OUTER_ROLES, leaf.path)
+            "embedding.sound"
+            if isinstance(leaf.module, nn.Conv1d)
+            else first_role(families.OUTER_ROLES, leaf.path)
             for leaf in self.leaves
             if leaf.kind in ("conv", "embedding") and not self._block_of(leaf.path)
         }
-        name = "vision" if "embedding.patch" in roles else "text" if "embedding.token" in roles else ""
+        kinds = {"embedding.patch": "vision", "embedding.token": "text", "embedding.sound": "audio"}
+        name = next((word for role, word in kinds.items() if role in roles), "")
         return dict.fromkeys(groups, name)
 
     def _block_of(self, path: str) -> str | None:
@@ -105,17 +110,17 @@ class _Finder:
         names = list(self.stacks.values())
         if len(set(names)) <= 1:
             return names[0] if names else ""
-        word = _first(families.STACK_WORDS, path)
-        if word is None and "head" in (_first(families.OUTER_ROLES, path) or "") and "decoder" in names:
+        word = first_role(families.STACK_WORDS, path)
+        if word is None and "head" in (first_role(families.OUTER_ROLES, path) or "") and "decoder" in names:
             return "decoder"
         return word if word in names else ""
 
-    def _sites_of(self, leaf: _Leaf) -> Iterator[Site]:
+    def _sites_of(self, leaf: Leaf) -> Iterator[Site]:
         block = self._block_of(leaf.path)
         relative = leaf.path if block is None else leaf.path[len(block) + 1 :]
         base = Site(
             path=leaf.path,
-            role=_role(relative, leaf, self.modules.get(block) if block is not None else None),
+            role=role_of(relative, leaf, self.modules.get(block) if block is not None else None),
             block=None if block is None else self.blocks[block][1],
             stack=self._stack_of(leaf.path, block),
             kind=leaf.kind,
@@ -126,15 +131,16 @@ class _Finder:
             yield from self._attention_sites(base, leaf.module, relative)
             return
         base = self._with_parameters(base, leaf)
-        fusion = self._fusion(relative) if leaf.kind == "linear" else None
-        parts = self._parts(fusion, base.out_width) if fusion else None
+        config = self._config_of(leaf.path)
+        fusion = fused_weight(relative, config) if leaf.kind == "linear" else None
+        parts = fused_parts(fusion, base.out_width, config) if fusion else None
         if parts is None:
             yield base
             return
         for role, part in parts:
-            yield replace(base, role=_crossed(role, relative), part=part, out_width=part.width)
+            yield replace(base, role=crossed(role, relative), part=part, out_width=part.width)
 
-    def _with_parameters(self, site: Site, leaf: _Leaf) -> Site:
+    def _with_parameters(self, site: Site, leaf: Leaf) -> Site:
         if leaf.parameter is not None:
             tensor = getattr(leaf.module, leaf.parameter)
             return replace(
@@ -170,7 +176,7 @@ class _Finder:
             fused = module.in_proj_weight is not None
             yield replace(
                 base,
-                role=_crossed(f"attention.{name}", f"{relative}."),
+                role=crossed(f"attention.{name}", f"{relative}."),
                 kind="linear",
                 in_width=in_width,
                 out_width=width,
@@ -180,55 +186,24 @@ class _Finder:
                 functional=True,
             )
 
-    def _fusion(self, relative: str) -> families.FusedWeight | None:
-        kind = getattr(self.config, "model_type", "")
-        for fusion in families.FUSIONS:
-            fits = not fusion.model_types or kind in fusion.model_types
-            fits = fits and all(getattr(self.config, field, None) == value for field, value in fusion.when)
-            if fits and re.search(fusion.pattern, relative):
-                return fusion
-        return None
-
-    def _parts(self, fusion: families.FusedWeight, total: int) -> list[tuple[str, Part]] | None:
-        """Return the parts of a fused output of `total` rows, or None where the counts do not add up."""
-        groups = self._count(fusion.groups) or 1
-        period = total // groups
-        lengths = [
-            period // len(fusion.parts) if length == "rest" else self._count(length)
-            for _, length in fusion.parts
-        ]
-        if groups * sum(lengths) != total:
-            return None
-        starts = [sum(lengths[:index]) for index in range(len(lengths))]
-        return [
-            (role, Part(groups, period, start, start + length))
-            for (role, _), start, length in zip(fusion.parts, starts, lengths, strict=True)
-        ]
-
-    def _count(self, expression: str) -> int:
-        product = 1
-        for name in expression.split("*"):
-            product *= 1 if name == "one" else self._config_number(name)
-        return product
-
-    def _config_number(self, name: str) -> int:
-        if name == "heads_per_kv":
-            return self._config_number("heads") // max(1, self._config_number("kv_heads"))
-        for field in families.CONFIG_NAMES[name]:
-            value = getattr(self.config, field, None)
-            if isinstance(value, int):
-                return value
-        if name == "kv_heads":
-            # multi-query models that name no count have one pair of key and value
-            return 1 if getattr(self.config, "multi_query", False) else self._config_number("heads")
-        if name == "head":
-            return self._config_number("width") // max(1, self._config_number("heads"))
-        return 0
+    def _config_of(self, path: str) -> Any:
+        """Return the config of the innermost module around `path` that has one: towers have their own."""
+        pieces = path.split(".")
+        for end in range(len(pieces), 0, -1):
+            config = getattr(self.modules.get(".".join(pieces[:end])), "config", None)
+            if getattr(config, "model_type", None):
+                return config
+        return self.config
 
     def _block_sites(self, found: Sequence[Site]) -> Iterator[Site]:
         """The residual stream at every block, as wide as what the first map reads and the last one writes."""
         for path, (group, number) in self.blocks.items():
-            inside = [site for site in found if site.path.startswith(path + ".") and site.kind == "linear"]
+            within = [site for site in found if site.path.startswith(path + ".")]
+            inside = [
+                site
+                for site in within
+                if site.kind == "linear" or site.role in ("attention.query", "mlp.out")
+            ]
             if inside:
                 ins = [site for site in inside if site.role == "attention.query"] or inside[:1]
                 outs = [site for site in inside if site.role in ("mlp.out", "attention.out")] or inside[-1:]
@@ -237,16 +212,16 @@ class _Finder:
                 )
 
 
-def _leaves(path: str, module: nn.Module) -> Iterator[_Leaf]:
+def _leaves(path: str, module: nn.Module) -> Iterator[Leaf]:
     own = dict(module.named_parameters(recurse=False))
     if not own:
         return
     kind = _kind(module, own)
     if kind != "parameter":
-        yield _Leaf(path, kind, module)
+        yield Leaf(path, kind, module)
         return
     for name in own:
-        yield _Leaf(f"{path}.{name}".lstrip("."), "parameter", module, name)
+        yield Leaf(f"{path}.{name}".lstrip("."), "parameter", module, name)
 
 
 def _kind(module: nn.Module, own: Mapping[str, Tensor]) -> str:
@@ -298,50 +273,6 @@ def _number(paths: Sequence[str]) -> dict[str, tuple[str, int]]:
     return numbered
 
 
-def _crossed(role: str, relative: str) -> str:
-    crosses = role.startswith("attention.") and re.search(families.CROSS_ATTENTION, relative)
-    return f"cross_{role}" if crosses else role
-
-
-def _role(relative: str, leaf: _Leaf, block: nn.Module | None) -> str:
-    """Return the role of a leaf from its path relative to its block; the path itself where none is known."""
-    if leaf.kind == "scale" or (leaf.parameter and _first(families.SCALE_ROLES, relative)):
-        return _first(families.SCALE_ROLES, relative) or relative
-    if leaf.kind == "norm" and block is not None:
-        return _norm_role(relative, block)
-    crosses = re.search(families.CROSS_ATTENTION, relative)
-    attends = crosses or re.search(families.ATTENTION, relative)
-    if leaf.kind == "linear" and isinstance(leaf.module, nn.MultiheadAttention):
-        return "attention.query"
-    if leaf.kind == "linear" and relative != leaf.path:
-        if any(re.search(fusion.pattern, relative) for fusion in families.FUSIONS):
-            return "attention.query" if attends else "mlp.in"
-        if attends:
-            part = _first(families.ATTENTION_ROLES, relative)
-            return _crossed(f"attention.{part}", relative) if part else relative
-        role = _first(families.MLP_ROLES, relative)
-        numbered = relative.rsplit(".", 1)[-1].isdigit()
-        return role if role and (not numbered or re.search(families.MLP, relative)) else relative
-    return _first(families.OUTER_ROLES, relative) or relative or "linear"
-
-
-def _norm_role(relative: str, block: nn.Module) -> str:
-    role = _first(families.NORM_ROLES, relative)
-    if role is None and "." in relative:
-        # a norm beside the one part it serves, as T5 has them
-        parent = block.get_submodule(relative.rsplit(".", 1)[0])
-        beside = " ".join(name for name, _ in parent.named_children())
-        if re.search(families.CROSS_ATTENTION.replace(r"(\.|$)", ""), beside):
-            role = "norm.cross_attention_in"
-        elif re.search(families.ATTENTION.replace(r"(\.|$)", ""), beside):
-            role = "norm.attention_in"
-        elif re.search(families.MLP.replace(r"(\.|$)", ""), beside):
-            role = "norm.mlp_in"
-    if role and getattr(block, "norm_first", None) is False:
-        role = role.replace("_in", "_out")
-    return role or relative
-
-
 def _tied(model: nn.Module) -> dict[str, list[str]]:
     """Return first name → all names of one parameter, for those that have several."""
     names: dict[int, list[str]] = defaultdict(list)
@@ -385,8 +316,6 @@ def checkpoint_sites(checkpoint: Checkpoint) -> list[Site]:
     A config may name a head, or a family bring a pooler, that the file does not hold.
     """
     model = skeleton(checkpoint)
-    prefix = getattr(model, "base_model_prefix", "") + "."
-    held = {*checkpoint.tensors, *checkpoint.tied}
-    held |= {name.removeprefix(prefix) for name in held} | {prefix + name for name in held}
+    held = held_names([*checkpoint.tensors, *checkpoint.tied], model)
     # a residual stream has no weight of its own
-    return [site for site in find_sites(model) if site.weight is None or site.weight in held]
+    return [site for site in find_sites(model) if site.weight is None or {site.weight, site.tied_to} & held]

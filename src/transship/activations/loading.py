@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import importlib
 import json
 import logging
 import shutil
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from transship.errors import CheckpointError, DataError, MissingError, OptionError
 
 _LOG = logging.getLogger(__name__)
+# how the classes of one tower of a model are called
+_TOWERS = ("EncoderModel", "Encoder", "Decoder", "TextModel", "VisionModel", "AudioModel")
 MOST_TOKENS = 512  # where neither the tokenizer nor the model says how long an input may be
 
 
@@ -147,22 +150,37 @@ def _locate(folder: str, name: str) -> tuple[str, dict[str, Any]]:
 
 
 def model_class(config: Any, head: bool, name: str) -> Any:
-    """Return the class to build: the bare model, or with `head` the architecture that the config names."""
+    """Return the class to build: the bare model, or with `head` the architecture that the config names.
+
+    A folder may hold one tower of a model, such as Whisper's encoder: then that is the bare model.
+    """
     import transformers
 
-    if not head:
+    wanted = str((getattr(config, "architectures", None) or [None])[0])
+    kind = getattr(transformers, wanted, None) or _inner_class(config, wanted)
+    if kind is not None and (head or wanted.endswith(_TOWERS)):
+        return kind
+    if not head or getattr(config, "auto_map", None):
         return transformers.AutoModel
-    wanted = (getattr(config, "architectures", None) or [None])[0]
-    kind = getattr(transformers, wanted or "", None)
-    if kind is None:
-        if getattr(config, "auto_map", None):
-            return transformers.AutoModel
-        raise CheckpointError(
-            f"config.json names the architecture {wanted!r}, which transformers does not have",
-            where=name,
-            fix="load it without its head, or upgrade transformers",
-        )
-    return kind
+    raise CheckpointError(
+        f"config.json names the architecture {wanted!r}, which transformers does not have",
+        where=name,
+        fix="load it without its head, or upgrade transformers",
+    )
+
+
+def _inner_class(config: Any, wanted: str) -> Any:
+    """Return a class that transformers defines beside a config's own models and does not show at its top."""
+    package = type(config).__module__.rpartition(".")[0]
+    if not package.startswith("transformers.models.") or not wanted.isidentifier():
+        return None
+    try:
+        module = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    except ImportError:
+        return None
+    kind = getattr(module, wanted, None)
+    is_model = isinstance(kind, type) and hasattr(kind, "from_pretrained")
+    return kind if is_model and kind.__module__ == module.__name__ else None
 
 
 def has_head(config: Mapping[str, Any]) -> bool:
@@ -170,7 +188,7 @@ def has_head(config: Mapping[str, Any]) -> bool:
     `BertModel`.
     """
     name = str((config.get("architectures") or ["Model"])[0])
-    return not name.endswith("Model") or name.endswith("LMHeadModel")
+    return not name.endswith(("Model", "Encoder", "Decoder")) or name.endswith("LMHeadModel")
 
 
 def _load_weights(

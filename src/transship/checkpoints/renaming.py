@@ -19,8 +19,19 @@ if TYPE_CHECKING:
 
 def names_in_memory(names: Collection[str], model: nn.Module) -> dict[str, str]:
     """Return the name in memory → the name in the file, for tensors of a checkpoint of `model`."""
-    rules = _rules(model)
-    return {_renamed(name, rules): name for name in names}
+    renamings, _ = _rules(model)
+    return {_renamed(name, renamings): name for name in names}
+
+
+def held_names(names: Collection[str], model: nn.Module) -> set[str]:
+    """Return the parameters of `model` that a file's tensors give, those that are put together included.
+
+    A file may name them with the prefix of a headed model or without it.
+    """
+    renamings, converters = _rules(model)
+    held = {name for key in names for name in _converted(_renamed(key, renamings), converters)}
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    return held | {name.removeprefix(prefix) for name in held} | {prefix + name for name in held}
 
 
 def empty_model(config: Mapping[str, Any]) -> nn.Module | None:
@@ -50,19 +61,33 @@ def empty_model(config: Mapping[str, Any]) -> nn.Module | None:
     return model
 
 
-def _rules(model: nn.Module) -> list[Any]:
-    """Return the rules by which transformers renames a file's tensors into the module's; none for other
-    modules.
+def _rules(model: nn.Module) -> tuple[list[Any], list[Any]]:
+    """Return the rules by which transformers renames a file's tensors, and those by which it puts several
+    together or takes one apart; none for other modules.
     """
     try:
         from transformers import PreTrainedModel
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
     except ImportError:  # transformers before 5 keeps the names of the file
-        return []
+        return [], []
     if not isinstance(model, PreTrainedModel):
-        return []
-    return [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
+        return [], []
+    rules = get_model_conversion_mapping(model)
+    return (
+        [rule for rule in rules if isinstance(rule, WeightRenaming)],
+        [rule for rule in rules if isinstance(rule, WeightConverter)],
+    )
+
+
+def _converted(name: str, converters: list[Any]) -> list[str]:
+    """Return the parameters that a renamed tensor has a part in."""
+    for rule in converters:
+        made, pattern = rule.rename_source_key(name)
+        if pattern is not None:
+            first, *others = rule.target_patterns
+            return [made, *(made.replace(first, other) for other in others)]
+    return [name]
 
 
 def _renamed(name: str, rules: list[Any]) -> str:
