@@ -1,10 +1,10 @@
 """`--memory`: what it says is enough is enough under a real limit, and what is not is refused before work.
 
-The limit is RLIMIT_DATA: the kernel refuses private writable memory beyond it, which is what anonymous memory
-is; `ulimit -v` would also count mapped files and libraries, a gigabyte with torch. What libraries reserve and
-never touch counts too, so the limit leaves it to them, as measured. Arrow takes its memory from malloc, because
-its own allocator reserves a gigabyte at once. The peak of anonymous memory that was really used must stay within
-what was allowed, with nothing added.
+The limit is RLIMIT_DATA: the kernel refuses private writable memory beyond it, which is what anonymous
+memory is; `ulimit -v` would also count mapped files and libraries, a gigabyte with torch. What libraries
+reserve and never touch counts too, so the limit leaves it to them, as measured. Arrow takes its memory from
+malloc, because its own allocator reserves a gigabyte at once. The peak of anonymous memory that was really
+used must stay within what was allowed, with nothing added.
 """
 
 from __future__ import annotations
