@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from transship import atomic
-from transship.atomic import atomic_file, atomic_folder, check_target, locked, write_json, write_text
+from transship.atomic import atomic_file, atomic_folder, check_target, write_json, write_text
 from transship.errors import OutputError
+from transship.locks import locked
+from transship.targets import MARK
 
 
 def write(folder: Path, text: str, **options: bool) -> None:
@@ -46,10 +48,11 @@ def test_nothing_is_overwritten_without_force(tmp_path: Path):
 def test_force_replaces_the_whole_folder(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not exchange:
         monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
-    write(tmp_path / "m", "old")
-    (tmp_path / "m" / "more.txt").write_text("only in the old one")
+    with atomic_folder(tmp_path / "m") as place:
+        (place / "a.txt").write_text("old")
+        (place / "more.txt").write_text("only in the old one")
     write(tmp_path / "m", "new", force=True)
-    assert names(tmp_path / "m") == ["a.txt"]
+    assert names(tmp_path / "m") == [MARK, "a.txt"]
     assert (tmp_path / "m" / "a.txt").read_text() == "new"
     assert names(tmp_path) == ["m"]
 
@@ -90,7 +93,7 @@ def test_a_target_that_is_held_is_refused_and_free_again_afterwards(tmp_path: Pa
 
 def test_a_lock_of_a_killed_process_holds_nobody(tmp_path: Path):
     script = (
-        "import os, signal, sys\nfrom transship.atomic import locked\n"
+        "import os, signal, sys\nfrom transship.locks import locked\n"
         "with locked(sys.argv[1]):\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "m")], check=False)
@@ -213,7 +216,7 @@ def read():
     versions = {int(value) for name in checkpoint.tensors for value in np.unique(checkpoint.read(name))}
     versions |= {checkpoint.config["version"], json.loads((target / "transship.json").read_text())["version"]}
     assert len(versions) == 1, f"a mix of {versions}"
-    assert len(checkpoint.tensors) == 12 and len(list(target.iterdir())) == 6
+    assert len(checkpoint.tensors) == 12 and len(list(target.iterdir())) == 7
     return versions.pop()
 
 def child(work):

@@ -7,7 +7,7 @@ old folder is renamed into the hidden folder first. A kill between those two ren
 and the old folder in there, and `recover`, which `open` and every later write call, puts it back.
 
 The system drops a lock when its process dies, so that the next writer to the same target can tell leftovers
-from work in progress, and removes them.
+from work in progress, and removes them. What may be written over is said in `transship.targets`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -23,26 +22,35 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from transship.errors import OutputError
+from transship.locks import acquire, file_lock, if_abandoned, release, stem
 from transship.numerics import format_bytes
+from transship.targets import check_kind, check_replaceable, leave_mark, require_apart
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 _LOG = logging.getLogger(__name__)
 _MARK = ".transship-"
-_LOCK, _ASIDE = "lock", "old"  # in the hidden folder, which also holds the draft under the target's name
+# in the hidden folder, which also holds the draft under the target's name
+_LOCK, _ASIDE, _READY, _REMOVED = "lock", "old", "ready", "removed.json"
 _NO_REPLACE, _EXCHANGE = 1, 2
 _MARGIN = 16_000_000  # bytes left free for everybody else
+Kind = Literal["file", "folder", "cache"]
 
 
 @contextlib.contextmanager
 def atomic_folder(
-    target: str | os.PathLike[str], *, force: bool = False, needs: int = 0, sync: bool = True
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    needs: int = 0,
+    sync: bool = True,
+    private: bool = False,
 ) -> Iterator[Path]:
     """Yield an empty folder beside `target`; when the body ends without an error, it becomes `target`.
 
@@ -50,10 +58,11 @@ def atomic_folder(
         force: replace an existing target; otherwise it is an OutputError, before the body runs.
         needs: bytes that the body will write; refused when the disk has not as much.
         sync: flush the files to the disk before the rename, so that a power cut also leaves old or new.
+        private: the folder is an entry of transship's own cache, where nobody else keeps anything.
     """
-    final = _prepare(target, force, needs)
-    if final.is_file():
-        raise OutputError("it is a file", where=str(target), fix="give the name of a folder")
+    final = _prepare(target, force, needs, "cache" if private else "folder")
+    # a folder within one that is being written is covered by that one's mark
+    marked = not private and not any(_MARK in part for part in final.parts)
     with _workplace(final) as place:
         draft = place / _draft_name(final)
         draft.mkdir()
@@ -61,8 +70,12 @@ def atomic_folder(
             shutil.copymode(final, draft)
         yield draft
         with _one_sentence(final):
+            if marked:
+                leave_mark(draft)
             if sync:
                 _sync_tree(draft)
+            if force and marked and final.is_dir():
+                check_replaceable(final, str(target))  # somebody may have put a file there meanwhile
             _put_in_place(draft, final, force)
             if sync:
                 _sync(final.parent)
@@ -74,9 +87,7 @@ def atomic_file(
     target: str | os.PathLike[str], *, force: bool = False, needs: int = 0, sync: bool = True
 ) -> Iterator[Path]:
     """Yield a path to write to, in a folder beside `target`; it becomes `target` when the body ends."""
-    final = _prepare(target, force, needs)
-    if final.is_dir():
-        raise OutputError("it is a folder", where=str(target), fix="give the name of a file")
+    final = _prepare(target, force, needs, "file")
     with _workplace(final) as place:
         draft = place / _draft_name(final)
         yield draft
@@ -90,6 +101,34 @@ def atomic_file(
             if sync:
                 _sync(final.parent)
     _LOG.debug("wrote %s", final)
+
+
+@contextlib.contextmanager
+def atomic_files(
+    target: str | os.PathLike[str], *beside: str, force: bool = False, sync: bool = True
+) -> Iterator[Path]:
+    """Yield an empty folder; its files become `target` and those named `beside` it, together.
+
+    The old files of these names go, also those that have no new one. Once the new ones are whole, a kill
+    between two renames is no loss: `recover`, which readers and later writers call, carries out the rest.
+    """
+    final = _prepare(target, force, 0, "file")
+    for name in beside:
+        check_target(final.with_name(name), force=force, kind="file")
+    with _workplace(final) as place:
+        draft = place / "draft"
+        draft.mkdir()
+        yield draft
+        with _one_sentence(final):
+            new = {path.name for path in draft.iterdir()}
+            gone = [name for name in (final.name, *beside) if name not in new]
+            (place / _REMOVED).write_text(json.dumps(gone), encoding="utf-8")
+            if sync:
+                _sync_tree(place)
+            draft.rename(place / _READY)
+            _carry_on(place)
+            if sync:
+                _sync(final.parent)
 
 
 def write_text(target: str | os.PathLike[str], text: str, *, force: bool = False, sync: bool = True) -> Path:
@@ -108,26 +147,6 @@ def write_json(
 
 
 @contextlib.contextmanager
-def locked(target: str | os.PathLike[str], *, wait: bool = False) -> Iterator[None]:
-    """Hold `target` while the block runs, as its only writer on this machine; a dead process holds nothing.
-
-    Another process that holds it makes this an OutputError, or with `wait` a wait. The lock is a hidden file
-    beside the target, because the target itself may be replaced meanwhile; it is removed in the end.
-    """
-    final = Path(os.path.realpath(Path(target).expanduser()))
-    final.parent.mkdir(parents=True, exist_ok=True)
-    lock = _file_lock(final.parent / f".{_stem(final)}.transship.lock")
-    if not _acquire(lock, wait=wait):
-        raise OutputError(
-            "another process is changing it", where=str(target), fix="wait until that process is done"
-        )
-    try:
-        yield
-    finally:
-        _release(lock)
-
-
-@contextlib.contextmanager
 def _one_sentence(final: Path) -> Iterator[None]:
     try:
         yield
@@ -140,13 +159,23 @@ def _one_sentence(final: Path) -> Iterator[None]:
         ) from error
 
 
-def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: int = 0) -> Path:
-    """Refuse, before any work, a target that exists (without `force`) or a disk without `needs` bytes.
+def check_target(
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    needs: int = 0,
+    kind: Kind | None = None,
+    reads: Mapping[str, Any] | None = None,
+) -> Path:
+    """Refuse, before any work, a target that may not be written, or a disk without `needs` bytes.
 
-    Returns the path with symbolic links followed. Nothing that is created stays.
+    `reads` is what the command reads, by what the user calls it: no target is one of them or holds one.
+    `kind` is what the target becomes; an entry of transship's own cache is always replaced. Returns the path
+    with symbolic links followed. Nothing that is created stays.
     """
-    given = Path(target).expanduser()
-    final = Path(os.path.realpath(given))
+    final = Path(os.path.realpath(Path(target).expanduser()))
+    require_apart(target, reads or {})
+    check_kind(final, str(target))
     if os.path.lexists(final):
         if not force:
             raise OutputError(
@@ -154,14 +183,13 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: 
                 where=str(target),
                 fix="pass --force to replace it, or choose another name",
             )
-        if final.is_dir() and _precious(final):
-            raise OutputError(
-                "it holds the home folder, the working folder or a repository, and is never replaced",
-                where=str(target),
-                fix="choose another name",
-            )
+        there = "folder" if final.is_dir() else "file"
+        if kind not in (None, "cache", there):
+            raise OutputError(f"it is a {there}", where=str(target), fix=f"give the name of a {kind}")
+        if there == "folder" and kind != "cache":
+            check_replaceable(final, str(target))
     above = next(folder for folder in final.parents if folder.exists())
-    if not _takes_files(above, _stem(final)):
+    if not _takes_files(above, stem(final)):
         raise OutputError(f"{above} cannot be written to", where=str(target), fix="choose another place")
     free = shutil.disk_usage(above).free
     if needs and free < needs + _MARGIN:
@@ -173,13 +201,13 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, needs: 
     return final
 
 
-def _takes_files(folder: Path, stem: str) -> bool:
+def _takes_files(folder: Path, name: str) -> bool:
     """Return whether a folder can be made in another, by making one: rights do not say so everywhere.
 
     It is named as a draft is, so that the next writer removes what a kill leaves of it.
     """
     try:
-        place = tempfile.mkdtemp(prefix=f".{stem}{_MARK}", dir=folder)
+        place = tempfile.mkdtemp(prefix=f".{name}{_MARK}", dir=folder)
     except OSError:
         return False
     with contextlib.suppress(FileNotFoundError):
@@ -188,23 +216,42 @@ def _takes_files(folder: Path, stem: str) -> bool:
 
 
 def recover(target: str | os.PathLike[str]) -> bool:
-    """Put back the old folder of a replacement killed between two renames; say whether there was one."""
+    """Carry out what a killed process began to put in place; say whether there was something.
+
+    That is the old folder of a replacement killed between two renames, which is put back, or the rest of the
+    files that belong together. For a living process that is about to end its renames this waits.
+    """
     final = Path(os.path.realpath(Path(target).expanduser()))
     with contextlib.suppress(OSError):
         for place in sorted(final.parent.glob(_temporary_names(final))):
-            if os.path.lexists(final) or not (place / _ASIDE).exists():
+            together = (place / _READY).exists()
+            if not together and (os.path.lexists(final) or not (place / _ASIDE).exists()):
                 continue
-            with _if_abandoned(place) as abandoned:
-                if abandoned and not os.path.lexists(final):
+            with if_abandoned(place / _LOCK, wait=together) as abandoned:
+                if not abandoned:
+                    continue
+                if together:
+                    _carry_on(place)
+                elif not os.path.lexists(final):
                     (place / _ASIDE).rename(final)
-                    shutil.rmtree(place, ignore_errors=True)
-                    return True
+                shutil.rmtree(place, ignore_errors=True)
+                return True
     return False
 
 
-def _prepare(target: str | os.PathLike[str], force: bool, needs: int) -> Path:
+def _carry_on(place: Path) -> None:
+    """Put files that belong together in place, as far as that is not done."""
+    if (place / _READY).is_dir():
+        for name in json.loads((place / _REMOVED).read_text(encoding="utf-8")):
+            (place.parent / name).unlink(missing_ok=True)
+        for file in sorted((place / _READY).iterdir()):
+            file.replace(place.parent / file.name)
+        (place / _READY).rmdir()
+
+
+def _prepare(target: str | os.PathLike[str], force: bool, needs: int, kind: Kind) -> Path:
     recover(target)
-    final = check_target(target, force=force, needs=needs)
+    final = check_target(target, force=force, needs=needs, kind=kind)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -212,7 +259,7 @@ def _prepare(target: str | os.PathLike[str], force: bool, needs: int) -> Path:
             f"its folder cannot be made ({error.strerror})", where=str(target), fix="choose another place"
         ) from error
     for leftover in final.parent.glob(_temporary_names(final)):
-        with _if_abandoned(leftover) as abandoned:
+        with if_abandoned(leftover / _LOCK) as abandoned:
             if abandoned:
                 shutil.rmtree(leftover, ignore_errors=True)
     return final
@@ -226,16 +273,16 @@ def _workplace(final: Path) -> Iterator[Path]:
         yield place
     finally:
         if sys.platform == "win32":
-            _release(lock)  # an open file cannot be removed there
+            release(lock)  # an open file cannot be removed there
         # it holds the draft after an error, and the old folder after an exchange
         shutil.rmtree(place, ignore_errors=True)
-        _release(lock)
+        release(lock)
 
 
 def _make_locked(final: Path) -> tuple[Path, BaseFileLock]:
     while True:
-        place = final.parent / f".{_stem(final)}{_MARK}{secrets.token_hex(6)}"
-        lock = _file_lock(place / _LOCK)
+        place = final.parent / f".{stem(final)}{_MARK}{secrets.token_hex(6)}"
+        lock = file_lock(place / _LOCK)
         try:
             place.mkdir()
         except OSError as error:
@@ -245,53 +292,11 @@ def _make_locked(final: Path) -> tuple[Path, BaseFileLock]:
                 fix="choose another place",
             ) from error
         try:
-            if _acquire(lock) and place.exists():
+            if acquire(lock) and place.exists():
                 return place, lock
         except FileNotFoundError:
             continue  # another process took it for a leftover before the lock was there: make another
         lock.release(force=True)
-
-
-def _file_lock(path: Path) -> BaseFileLock:
-    from filelock import FileLock  # start-up: it takes as long to import as all the rest of a small command
-
-    return FileLock(path, thread_local=False)
-
-
-def _acquire(lock: BaseFileLock, *, wait: bool = False) -> bool:
-    """Take the lock if nobody has it; without locks on the file system, take it for one's own."""
-    from filelock import Timeout  # start-up
-
-    try:
-        lock.acquire(timeout=-1 if wait else 0)
-    except Timeout:
-        return False
-    except FileNotFoundError:
-        raise
-    except (OSError, NotImplementedError):
-        return True
-    return True
-
-
-def _release(lock: BaseFileLock) -> None:
-    """Remove the lock's file while it is held, so that nobody can hold a file that is gone, and let go."""
-    with contextlib.suppress(OSError):
-        Path(lock.lock_file).unlink(missing_ok=True)
-    lock.release(force=True)
-
-
-@contextlib.contextmanager
-def _if_abandoned(place: Path) -> Iterator[bool]:
-    """Hold the lock of a hidden folder if no living process does, and say so."""
-    lock = _file_lock(place / _LOCK)
-    abandoned = False
-    with contextlib.suppress(OSError):
-        abandoned = _acquire(lock) and lock.is_locked
-    try:
-        yield abandoned
-    finally:
-        if abandoned:
-            lock.release(force=True)
 
 
 def _draft_name(final: Path) -> str:
@@ -299,26 +304,10 @@ def _draft_name(final: Path) -> str:
     return final.name if final.name not in (_LOCK, _ASIDE) else "draft"
 
 
-def _stem(final: Path) -> str:
-    """Return what a target's temporary names begin with: its name, or a hash of one too long to extend."""
-    encoded = os.fsencode(final.name)
-    return final.name if len(encoded) <= 150 else hashlib.sha256(encoded).hexdigest()[:32]
-
-
 def _temporary_names(final: Path) -> str:
     """Return the glob pattern of a target's temporary folders."""
-    escaped = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in _stem(final))
+    escaped = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in stem(final))
     return f".{escaped}{_MARK}*"
-
-
-def _precious(folder: Path) -> bool:
-    for place in (Path.cwd, Path.home):
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # a working folder that is gone, a user without a home
-            if Path(os.path.realpath(place())).is_relative_to(folder):
-                return True
-    return (folder / ".git").exists()
 
 
 def _put_in_place(draft: Path, final: Path, force: bool) -> None:
@@ -327,6 +316,8 @@ def _put_in_place(draft: Path, final: Path, force: bool) -> None:
     elif not _renameat2(draft, final, _EXCHANGE):
         final.rename(draft.parent / _ASIDE)
         draft.rename(final)
+        # from here on it is rubbish, of which a kill may leave a part: nobody must put that back
+        (draft.parent / _ASIDE).rename(draft)
 
 
 def _rename_new(draft: Path, final: Path) -> None:
@@ -367,7 +358,10 @@ def _sync_tree(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():
+        return  # no folder can be opened there, and none need be
+    handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

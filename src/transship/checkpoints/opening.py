@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transship.atomic import recover
 from transship.checkpoints.checkpoint import Checkpoint, TensorSource
 from transship.checkpoints.dtypes import BY_NAME
+from transship.checkpoints.links import refuse_links
 from transship.checkpoints.lora import Adapter
 from transship.checkpoints.weightfile import (
     PICKLE_SUFFIXES,
@@ -102,6 +103,7 @@ def _too_deep(value: object, left: int) -> bool:
 
 
 def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
+    refuse_links(folder)
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     refuse_quantised(config, (), name)
     if (folder / "quantize_config.json").is_file():  # how GPTQ was marked before configs had a place for it

@@ -16,6 +16,7 @@ from transship.atomic import atomic_folder, check_target
 from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.dtypes import BY_NAME, CHUNK, Array, find_dtype, narrow, stored, widen
+from transship.checkpoints.links import inside
 from transship.checkpoints.renaming import declared_tie, ties_a_head
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
@@ -344,14 +345,14 @@ def carried_files(checkpoint: Checkpoint) -> dict[str, Path]:
         return {}
     patterns = (*_CARRIED, "*.py") if "auto_map" in checkpoint.config else _CARRIED
     files = {
-        path.name: path
+        path.name: inside(path, folder)
         for path in sorted(folder.iterdir())
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns)
     }
     for part in _module_folders(folder / "modules.json"):
         for path in sorted((folder / part).glob("*")):
             if path.is_file():
-                files[f"{part}/{path.name}"] = path
+                files[f"{part}/{path.name}"] = inside(path, folder)
     return files
 
 

@@ -18,6 +18,7 @@ from transship.cli.options import (
     seed_option,
     settings_options,
     show,
+    writing,
 )
 from transship.errors import TransshipWarning
 from transship.numerics import MemoryBudget
@@ -81,21 +82,22 @@ def fit_command(
     """
     settings = read_settings(CommandSettings, given, method_options=dict(option) or None, verbose=True)
     if report is not None:
-        check_target(report, force=force)
+        check_target(report, force=force, kind="file", reads={"TRAIN": train})
     omegas = adapt.api.read_omegas(sensitivity, settings) if sensitivity else []
     if path is not None:
         adapt.api.broken_off(settings, path)
     warnings.simplefilter("ignore", TransshipWarning)  # they are among the notes that are printed
-    result = adapt.api.fit(
-        train,
-        out,
-        settings,
-        column=column,
-        label=label,
-        force=force,
-        tell=lambda line: click.echo(line, err=True),
-        memory=MemoryBudget.parse(memory),
-    )
+    with writing(out):
+        result = adapt.api.fit(
+            train,
+            out,
+            settings,
+            column=column,
+            label=label,
+            force=force,
+            tell=lambda line: click.echo(line, err=True),
+            memory=MemoryBudget.parse(memory),
+        )
     if omegas:  # in all processes: they share these fits too
         result = adapt.api.sensitivity(result, omegas)
     if path is not None:
@@ -150,6 +152,6 @@ def bound_command(
     They are measured for the model in MODEL, on DATA that did not train it.
     """
     if report is not None:
-        check_target(report, force=force)
+        check_target(report, force=force, kind="file", reads={"DATA": reference, "MODEL": model})
     terms = adapt.api.bound(model, reference, memory=MemoryBudget.parse(memory), **options)
     show(adapt.result.bound_page(terms, str(model)), as_json=as_json, report=report, force=force)

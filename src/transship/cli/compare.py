@@ -77,7 +77,7 @@ def command(
     settings = read_settings(CompareSettings, given)
     loading = {name: given[name] for name in ("device", "device_map", "dtype", "trust_remote_code")}
     if report is not None:
-        check_target(report, force=force)
+        check_target(report, force=force, kind="file", reads={"--data": settings.data})
     part = data.load(settings.data, column=settings.column, split=settings.split).take(
         settings.inputs, seed=seed
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from transship.cli.options import memory_option, print_json
+from transship.cli.options import memory_option, print_json, writing
 from transship.numerics import MemoryBudget
 
 # beside torch itself; the whole process was measured at 0.6 GB
@@ -35,17 +35,18 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # products this small cost less than the threads' waiting for each other
     begun = time.monotonic()
-    demo = steps.Demo(folder, steps.FAST if fast else steps.FULL)
-    bases = demo.bases()
-    click.echo(
-        "trained   " + ", ".join(f"{name} model reads {share:.1%}" for name, share in bases.items()),
-        err=as_json,
-    )
-    results = []
-    for verb in (demo.transport, demo.merge, demo.translate, demo.adapt):
-        results.append(verb())
-        click.echo(results[-1].line(), err=as_json)
-    written = steps.write(steps.story(bases, results, demo.train, demo.test), folder)
+    with writing(folder):
+        demo = steps.Demo(folder, steps.FAST if fast else steps.FULL)
+        bases = demo.bases()
+        click.echo(
+            "trained   " + ", ".join(f"{name} model reads {share:.1%}" for name, share in bases.items()),
+            err=as_json,
+        )
+        results = []
+        for verb in (demo.transport, demo.merge, demo.translate, demo.adapt):
+            results.append(verb())
+            click.echo(results[-1].line(), err=as_json)
+        written = steps.write(steps.story(bases, results, demo.train, demo.test), folder)
     click.echo(f"written: {written} ({time.monotonic() - begun:.0f} s)", err=True)
     if as_json:
         print_json({"bases": bases, **{step.verb: dict(step.figures) for step in results}})

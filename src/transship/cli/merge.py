@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 import transship as ts
 from transship import parallel
-from transship.atomic import check_target, locked
+from transship.atomic import check_target
 from transship.cli.options import (
     device_options,
     memory_option,
@@ -21,6 +20,7 @@ from transship.cli.options import (
     seed_option,
     settings_options,
     show,
+    writing,
 )
 from transship.numerics import MemoryBudget
 from transship.progress import Bars
@@ -91,7 +91,8 @@ def run_command(
     merge = ts.merge(recipe, seed=seed, allow_pickle=allow_pickle)
     merge.check(**settings)
     click.echo(ts.report.terminal.render(merge.plan.page()), err=True)
-    result = merge.run(out, force=force, progress=Bars(), **settings)
+    with writing(out):
+        result = merge.run(out, force=force, progress=Bars(), **settings)
     if not parallel.is_main():
         return
     if report is not None:
@@ -140,7 +141,7 @@ def start_command(
 
     It is the folder OUT. Fine-tunes of one base join it one after another.
     """
-    check_target(out, force=force)
+    check_target(out, force=force, kind="folder", reads={"--base": ts.data.local_model(given["base"])})
     settings: dict[str, Any] = vars(read_settings(StartSettings, given))
     base = ts.data.local_model(settings.pop("base"))
     if memory is not None:
@@ -148,7 +149,8 @@ def start_command(
     heads = settings.pop("heads") or "auto"
     opening = {name: given[name] for name in (*OPENING, "seed")}
     options: dict[str, Any] = {"options": dict(option), "head_options": dict(head_option), "heads": heads}
-    ts.Fusion(base, **settings, **options, **opening).save(out, force=force)
+    with writing(out):
+        ts.Fusion(base, **settings, **options, **opening).save(out, force=force)
     _show_status(out, as_json)
 
 
@@ -253,10 +255,11 @@ def _change(out: Path, given: dict[str, Any], work: Callable[[Fusion], None]) ->
     from transship.verbs.merge.fusion.folder import read_about  # start-up: torch
 
     read_about(out)
+    check_target(out, force=True, kind="folder")
     if given["report"] is not None:
-        check_target(given["report"], force=given["force"])
+        check_target(given["report"], force=given["force"], kind="file")
     opening = {name: given[name] for name in OPENING}
-    with locked(out) if parallel.is_main() else contextlib.nullcontext():
+    with writing(out):
         fusion = ts.Fusion.load(out, **opening)
         work(fusion)
         if not parallel.is_main():

@@ -7,7 +7,9 @@ each option is written once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +20,10 @@ from typing import Any, Literal, TypeVar
 import click
 
 import transship as ts
+from transship import parallel
 from transship.errors import printable
 from transship.fields import OptionFacts, attribute_helps, default_of, parse_value, setting
+from transship.locks import locked
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Kind = TypeVar("Kind")
@@ -273,3 +277,8 @@ def show(
         click.echo(ts.report.json.render(page) if as_json else ts.report.terminal.render(page))
     if report is not None and not quiet:
         click.echo(f"the page is at {printable(report)}", err=as_json)
+
+
+def writing(out: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:
+    """Hold OUT while a command works, so that no other command on this machine writes there meanwhile."""
+    return locked(out) if parallel.is_main() else contextlib.nullcontext()

@@ -19,6 +19,7 @@ from transship.cli.options import (
     seed_option,
     settings_options,
     show,
+    writing,
 )
 from transship.errors import OptionError
 from transship.numerics import MemoryBudget
@@ -75,16 +76,17 @@ def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> Non
             "needs the queries' vectors", where="--relevance", fix="add --queries (and --old-queries)"
         )
     page, force = given["report"], given["force"]
-    fitted = translate.fit_map(
-        old,
-        new,
-        map_folder,
-        read_settings(FitSettings, given, options=dict(options), curve=page is not None, force=force),
-        columns=read_settings(Columns, given),
-        judged=read_settings(JudgedFiles, given) if given["table"] else None,
-        memory=MemoryBudget.parse(given["memory"]),
-        progress=Bars(),
-    )
+    with writing(map_folder):
+        fitted = translate.fit_map(
+            old,
+            new,
+            map_folder,
+            read_settings(FitSettings, given, options=dict(options), curve=page is not None, force=force),
+            columns=read_settings(Columns, given),
+            judged=read_settings(JudgedFiles, given) if given["table"] else None,
+            memory=MemoryBudget.parse(given["memory"]),
+            progress=Bars(),
+        )
     line = " ".join(["transship", *sys.argv[1:]])
     show(fitted.page(line), as_json=given["as_json"], report=page, force=force)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from transship import data, parallel
-from transship.atomic import check_target
+from transship.atomic import Kind, check_target
 from transship.cli.options import (
     compute_options,
     memory_option,
@@ -19,6 +19,7 @@ from transship.cli.options import (
     read_settings,
     settings_options,
     show,
+    writing,
 )
 from transship.errors import DataError, OptionError
 from transship.fields import setting
@@ -121,12 +122,14 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
             memory=MemoryBudget.parse(given["memory"]),
         )
     )
-    check_target(out, force=force, needs=plan.result_bytes)
+    check_target(out, force=force, needs=plan.result_bytes, kind="folder")
     if not as_json:
         click.echo(terminal.render(plan.page()), err=True)
-    result = transport.carry_out(plan, progress=quiet if as_json else Bars())
+    with writing(out):
+        result = transport.carry_out(plan, progress=quiet if as_json else Bars())
+        if parallel.is_main():
+            result.save(out, force=force)
     if parallel.is_main():
-        result.save(out, force=force)
         page = result.page()
         written = Section("", [Facts({"out": str(out)})])
         page = dataclasses.replace(page, sections=[*page.sections, written])
@@ -144,8 +147,8 @@ def _require_places(out: Path, models: list[str], given: dict[str, Any]) -> None
     inputs["--classes"] = given["classes"]
     for written in (out, given["report"]):
         if written is not None:
-            transport.require_apart(written, inputs)
-            check_target(written, force=given["force"])
+            kind: Kind = "folder" if written is out else "file"
+            check_target(written, force=given["force"], kind=kind, reads=inputs)
     if given["report"] is not None and given["report"].resolve() == out.resolve():
         raise OptionError("it is OUT, which becomes a folder", where="--report", fix="name another file")
 

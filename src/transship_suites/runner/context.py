@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transship import folders
-from transship.atomic import atomic_folder, locked
+from transship.atomic import atomic_folder
+from transship.locks import locked
 from transship.numerics import derive_seed
 from transship_suites.runner.quantities import Case, Measurement, Options
 from transship_suites.runner.sources import code_fingerprint
@@ -79,7 +80,7 @@ def _write(arrays: Mapping[str, Array], folder: Path, parts: Mapping[str, Any]) 
     import numpy as np  # listing suites must not import numpy
     from safetensors.numpy import save_file
 
-    with atomic_folder(folder, force=True, sync=False) as draft:
+    with atomic_folder(folder, force=True, sync=False, private=True) as draft:
         # safetensors writes the buffer as it lies: a transposed view would come back scrambled
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, draft / ARRAYS)
         entry = {

@@ -100,7 +100,7 @@ def test_heads_with_label_sets_of_their_own_are_kept_one_for_each_task(models: P
         "parameters": {"weight": 0.5},
     }
     out = merge(given).save(tmp_path / "out")
-    assert sorted(path.name for path in out.iterdir()) == ["backbone", "bert-mood", "bert-topic"]
+    assert sorted(path.name for path in out.glob("[!.]*")) == ["backbone", "bert-mood", "bert-topic"]
     states = {}
     for name, labels in (("bert-mood", 2), ("bert-topic", 4)):
         task = load(out / name)

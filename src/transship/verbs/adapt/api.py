@@ -96,7 +96,8 @@ def fit(
     first, and unless told otherwise the network stands on the best of them, and validation may choose that
     one alone: on few rows random convolutions erred less than every adapted body that was measured.
     """
-    target = check_target(folder, force=force)
+    reads = {"TRAIN": reference, "--backbone": settings.backbone, "--validation": settings.validation}
+    target = check_target(folder, force=force, kind="folder", reads=reads)
     columns: Any = {"kind": settings.kind, "column": column, "label": label}
     rows, dataset = read_rows(reference, **columns)
     held: Any = settings.validation
@@ -165,7 +166,7 @@ def predict(
     `memory` decides how many rows run at once.
     """
     if out is not None:
-        check_target(out, force=force)
+        check_target(out, force=force, kind="file", reads={"MODEL": folder, "DATA": reference})
         _check_suffix(out)
     kind = _kind_of(Path(folder))
     rows, _ = read_rows(reference, kind=kind, column=column, label=label, split=split, needs_targets=False)

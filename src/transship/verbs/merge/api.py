@@ -17,7 +17,7 @@ from transship.errors import OptionError
 from transship.numerics import MemoryBudget, parse_bytes
 from transship.progress import Progress, quiet
 from transship.verbs.merge.maths.operands import Floats
-from transship.verbs.merge.plan import AnyPlan, RecipeLike, plan
+from transship.verbs.merge.plan import AnyPlan, RecipeLike, plan, read_by
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
 from transship.verbs.merge.recipe.plan.merge import MergePlan
 from transship.verbs.merge.recipe.run.prepare import prepare
@@ -125,7 +125,7 @@ class Merge:
             settings: the fields of `RunSettings`: jobs, memory, device, device_map and dtype.
         """
         how = RunSettings(**settings)
-        check_target(folder, force=force)
+        check_target(folder, force=force, kind="folder", reads=read_by(self.plan))
         threads(self.plan, how)
         opening = {"device": how.device, "device_map": how.device_map, "dtype": how.dtype}
         prepared = prepare(self.plan, opening=opening, progress=progress)

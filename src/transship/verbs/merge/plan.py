@@ -50,6 +50,25 @@ def load(recipe: RecipeLike) -> list[Recipe]:
     return read_recipes(recipe)
 
 
+def read_by(plan: AnyPlan) -> dict[str, Any]:
+    """Return what a merge reads, by what to call it: recipe, models, their data, inner recipes."""
+    recipe = plan.recipe
+    reads: dict[str, Any] = {"the recipe": recipe.path}
+    for reference in recipe.references():
+        rule = recipe.data_of(reference)
+        reads[f"the data of {reference}"] = None if rule is None else rule.path
+    if isinstance(plan, AdapterMerge):
+        return reads | {str(reference): adapter.folder for reference, adapter in plan.adapters.items()}
+    for reference, aligned in plan.models.items():
+        model = aligned.model
+        if isinstance(model, RecipeOutput):
+            reads |= read_by(model.plan)
+        elif isinstance(model, StoredModel):
+            reads[f"the model {reference}"] = model.folder
+            reads[f"the adapter {reference}"] = None if model.adapter is None else model.adapter.folder
+    return reads
+
+
 @dataclass(frozen=True)
 class _Nearby:
     """What a recipe may name beside models: other recipes.

@@ -26,6 +26,7 @@ from transship.verbs.translate.stores import (
     open_source,
     place,
     store,
+    written_alone,
 )
 from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter, SplitSource
 
@@ -123,9 +124,22 @@ def apply_map(
     they are: it makes a FAISS index that takes the new model's queries.
     """
     if saved.direction == "query":
-        yield from apply_to_queries(saved, reference, target, force=force)
+        with written_alone(target):
+            yield from apply_to_queries(saved, reference, target, force=force)
         return
-    engine = engine or LocalEngine()
+    with written_alone(target):
+        yield from _apply_rows(saved, reference, target, columns, memory, force, engine or LocalEngine())
+
+
+def _apply_rows(
+    saved: SavedMap,
+    reference: str,
+    target: str,
+    columns: Columns | None,
+    memory: MemoryBudget | None,
+    force: bool,
+    engine: Engine,
+) -> Iterator[RowsDone]:
     source = open_source(reference, columns)
     sink: VectorSink | None = None
     try:

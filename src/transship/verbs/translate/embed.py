@@ -33,6 +33,7 @@ from transship.verbs.translate.stores import (
     VectorSink,
     VectorSource,
     open_sink,
+    written_alone,
 )
 from transship.verbs.translate.stores.files import locate, plain
 from transship.verbs.translate.stores.protocol import PartRange, PartSink, PartWriter
@@ -200,6 +201,7 @@ def embed_texts(
         ready = encoder.ready()
         width = len(ready([str(source.texts.inputs[0])])[0])
         stamp = Stamp(model, "", {}, encoder.note(source.fingerprint()))
+        stack.enter_context(written_alone(target))
         sink = open_sink(target, source, stamp, width=width, force=force)
         stack.callback(sink.close)
         yield RowsDone(sink.done, source.rows)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         TransportMethod,
     )
     from transship.verbs.transport.request import Request, make_plan
-    from transship.verbs.transport.result import Result, require_apart, require_folder
+    from transship.verbs.transport.result import Result, require_folder
     from transship.verbs.transport.runner import apply
     from transship.verbs.transport.scores import Scores
     from transship.verbs.transport.settings import PAPER, Opening, Roles, Settings
@@ -58,7 +58,6 @@ __all__ = [
     "kinship",
     "make_plan",
     "prepare",
-    "require_apart",
     "require_folder",
     "shifted",
     "transport",

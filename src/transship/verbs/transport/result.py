@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from transship.checkpoints.card import Input, ModelCard, as_json
 from transship.checkpoints.write import TensorPlan, applied, write_checkpoint
 from transship.errors import OptionError, OutputError
 from transship.report import html
+from transship.targets import require_apart
 from transship.verbs.transport.account import Account, Candidate, Choice
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.move import Moved
@@ -276,33 +277,6 @@ def _relabelled(config: dict[str, Any], head: CarriedHead, outputs: int) -> dict
 
 def _keeping(value: Tensor) -> Callable[[], Tensor]:
     return lambda: value
-
-
-def require_apart(out: Any, inputs: Mapping[str, Any]) -> None:
-    """Refuse an output that is an input, holds one, or is a file of one; `--force` does not help.
-
-    Args:
-        out: the folder or file that is to be written.
-        inputs: what is read, by what the user calls it; what is no local path is passed over.
-    """
-    final = _real(out)
-    for role, given in inputs.items():
-        place = None if given is None else _real(given)
-        if place is None or not place.exists():
-            continue
-        relation = None
-        if final == place:
-            relation = "is"
-        elif final in place.parents:
-            relation = "holds"
-        elif place in final.parents and final.is_file():
-            relation = "is a file of"
-        if relation is not None:
-            raise OutputError(
-                f"it {relation} {role} ({given}), which is never written over",
-                where=str(out),
-                fix="choose another name",
-            )
 
 
 def require_folder(given: Any, option: str) -> None:

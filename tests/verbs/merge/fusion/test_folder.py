@@ -15,9 +15,9 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load, load_file, save_file
 
-from transship.atomic import locked
 from transship.cli import group
 from transship.errors import OutputError, TransshipError
+from transship.locks import locked
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.merge.fusion.folder import kept_bytes
 

@@ -284,7 +284,7 @@ def _probe(x: Tensor, y: Tensor, x_held: Tensor, y_held: Tensor) -> tuple[Tensor
 
 def _keep(folder: Path, arrays: bytes) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(folder, force=True) as place:
+    with atomic_folder(folder, force=True, private=True) as place:
         (place / _ARRAYS).write_bytes(arrays)
         (place / _ABOUT).write_text(json.dumps({"version": VERSION}), encoding="utf-8")
 

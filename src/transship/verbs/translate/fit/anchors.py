@@ -22,7 +22,7 @@ from transship.verbs.translate.fit.steps import POOL, choosing_bytes, reference_
 from transship.verbs.translate.maps.base import to_tensor, unit
 from transship.verbs.translate.maps.vectors import Indices, plain_id
 from transship.verbs.translate.settings import AnchorSettings, Columns, Way
-from transship.verbs.translate.stores import VectorSource, open_source
+from transship.verbs.translate.stores import VectorSource, open_source, place
 
 WAYS: tuple[Way, ...] = get_args(Way)
 
@@ -45,7 +45,7 @@ def choose_anchors(
     """
     asked = AnchorSettings(**settings)
     count, way, measure, seed = asked.count, asked.way, asked.measure, asked.seed
-    check_target(target, force=force)
+    check_target(target, force=force, kind="file", reads={"OLD": place(old).location})
     source = open_source(old, columns)
     new = None if measure is None else open_source(measure, columns)
     if memory is not None:

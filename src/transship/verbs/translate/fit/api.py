@@ -46,7 +46,7 @@ from transship.verbs.translate.maps.base import Translator
 from transship.verbs.translate.maps.saved import load_map, save_map
 from transship.verbs.translate.maps.vectors import neighbours, overlap
 from transship.verbs.translate.settings import FEWEST, Columns, Direction, FitSettings, JudgedFiles
-from transship.verbs.translate.stores import VectorSource, open_source
+from transship.verbs.translate.stores import VectorSource, open_source, place
 
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # numbers of pairs on the page's curve
@@ -86,7 +86,9 @@ def fit_map(
     and what does not fit without it is refused before any row is read.
     """
     settings = settings or FitSettings()
-    check_target(folder, force=settings.force)
+    reads = {"OLD": place(old).location, "NEW": place(new).location}
+    reads |= {} if judged is None else vars(judged)
+    check_target(folder, force=settings.force, kind="folder", reads=reads)
     with _opened(old, columns) as first, _opened(new, columns) as second:
         models = (settings.source_model or first.stamp.model, settings.target_model or second.stamp.model)
         if models[0] and models[0] == models[1]:

@@ -89,7 +89,7 @@ def save_map(
     `ids` are those of the rows that it was fitted on, so that nobody measures it on them unawares.
     """
     target = Path(folder)
-    check_target(target, force=force)
+    check_target(target, force=force, kind="folder")
     arrays: dict[str, Array] = {}
     state = {
         name: _take(value, name, arrays)

@@ -13,13 +13,16 @@ A store is named `kind:location#table`; the kind may be left out where the name'
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 from transship.errors import DataError, OptionError, TransshipError
+from transship.locks import locked
 from transship.verbs.translate.settings import Columns
 from transship.verbs.translate.stores.files import plain
 from transship.verbs.translate.stores.protocol import (
@@ -87,6 +90,18 @@ def open_sink(
     return store(where).sink(where, source, stamp, width, force)
 
 
+@contextlib.contextmanager
+def written_alone(reference: str | Path) -> Iterator[None]:
+    """Hold a store as its only writer on this machine; Qdrant sees to it itself."""
+    where = place(reference)
+    if where.kind == "qdrant" or "://" in where.location:
+        yield
+        return
+    path = Path(where.location)
+    with locked(path / f"{where.name}.lance" if where.kind == "lance" else path):
+        yield
+
+
 def is_finished(reference: str | Path, source: VectorSource, stamp: Stamp) -> bool:
     """Return whether the target is whole already and from the same map and source: nothing is left to do.
 
@@ -119,4 +134,5 @@ __all__ = [
     "open_source",
     "place",
     "store",
+    "written_alone",
 ]

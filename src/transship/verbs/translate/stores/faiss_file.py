@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transship.atomic import atomic_file
+from transship.atomic import atomic_files
 from transship.errors import DataError, MissingError
 from transship.types import Array
 from transship.verbs.translate.maps.vectors import unit_rows
@@ -17,6 +17,8 @@ from transship.verbs.translate.stores.numpy_file import (
     ID_BYTES,
     OneFileSink,
     OneFileSource,
+    about_path,
+    steady,
     sweep,
     unreadable,
 )
@@ -250,7 +252,8 @@ def query_index(index: Any, matrix: Array, bias: Array) -> Any:
 def write_query_index(place: StorePlace, target: StorePlace, matrix: Array, bias: Array, force: bool) -> int:
     """Write the index at `place` so that it takes queries of the new model; return its rows."""
     faiss = load_library()
-    with atomic_file(target.location, force=force) as draft:
+    goal = Path(target.location)
+    with atomic_files(goal, about_path(goal).name, force=force) as folder:
         FaissSource(place).close()  # one clear error where there is none
         index = faiss.read_index(place.location)
         if index.d != matrix.shape[1]:
@@ -259,7 +262,7 @@ def write_query_index(place: StorePlace, target: StorePlace, matrix: Array, bias
                 where=place.text,
                 fix="use its map",
             )
-        faiss.write_index(query_index(index, matrix, bias), str(draft))
+        faiss.write_index(query_index(index, matrix, bias), str(folder / goal.name))
     return int(index.ntotal)
 
 
@@ -275,7 +278,7 @@ def load_library() -> Any:
 
 
 STORE = Store(
-    FaissSource,
+    steady(FaissSource),
     FaissSink,
     index=lambda place: FaissIndex(FaissSource(place).index, place.location),
     # the vectors, twice as the index grows, and the ids

@@ -12,13 +12,14 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from transship.atomic import write_text
+from transship.atomic import atomic_file, atomic_folder, check_target, write_text
 from transship.errors import DataError, MissingError, OutputError
+from transship.verbs.translate.stores.protocol import exists_already
 
 # stands in a folder on a remote store while its files arrive one by one
 INCOMPLETE = "_incomplete"
@@ -118,6 +119,28 @@ class Files:
         with open(path, "rb") as file:
             os.fsync(file.fileno())
         os.replace(path, goal)
+
+    def check(
+        self, target: str, where: str, source: str, *, force: bool, kind: Literal["file", "folder"]
+    ) -> None:
+        """Refuse a target that may not be written."""
+        if self.system is None:
+            check_target(target, force=force, kind=kind, reads={"IN": source})
+        elif self.system.exists(target) and not force:
+            raise exists_already(where)
+
+    def put_in_place(self, ready: str, target: str, *, force: bool) -> None:
+        """Let a finished file or folder take the place of what is there; a local one in one step."""
+        if self.system is not None:
+            self.remove(target)
+            self.rename(ready, target)
+        elif os.path.isfile(ready):
+            with atomic_file(target, force=force) as draft:
+                os.replace(ready, draft)
+        else:
+            with atomic_folder(target, force=force) as draft:
+                draft.rmdir()
+                os.replace(ready, draft)
 
     def copy(self, path: str, goal: str) -> None:
         """Let a finished file appear under a second name, by a link where there are links."""

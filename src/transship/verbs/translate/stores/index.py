@@ -18,6 +18,7 @@ import numpy as np
 
 from transship.atomic import write_json
 from transship.errors import DataError
+from transship.locks import locked
 from transship.types import Array
 from transship.verbs.translate.maps.vectors import neighbours, plain_id, unit_rows
 from transship.verbs.translate.stores.protocol import OldIndex, Stamp, VectorSource
@@ -196,8 +197,8 @@ class MemoryRows(NewRows):
 class FolderRows(MemoryRows):
     """Rows in a folder: `vectors.f32` and, line by line, `ids.jsonl`; both only ever grow.
 
-    A row counts once its id's line is whole, which is written after the vector: what a kill left behind
-    that is cut off when the folder is opened again.
+    A row counts once its id's line is whole, which is written after the vector: what a kill or a full disk
+    left behind that is cut off before the next row. Processes take turns, and read what others have added.
     """
 
     def __init__(self, folder: str | Path, model: str = "") -> None:
@@ -205,18 +206,34 @@ class FolderRows(MemoryRows):
         super().__init__()
         self.folder, self.model, self.width = Path(folder), model, 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.vectors, self.ids = self.folder / "vectors.f32", self.folder / "ids.jsonl"
+        self.vectors, self.ids, self.sizes = self.folder / "vectors.f32", self.folder / "ids.jsonl", (0, 0)
+        with locked(self.folder, wait=True):
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Read what is in the folder, if somebody else wrote there."""
         about = self.folder / "about.json"
-        if about.is_file():
-            known = json.loads(about.read_text(encoding="utf-8"))
-            if model and known["model"] and known["model"] != model:
-                raise DataError(
-                    f"holds vectors of '{known['model']}', not of '{model}'",
-                    where=str(folder),
-                    fix="write back to another folder",
-                )
-            self.width = int(known["width"])
-            self._recover()
+        if self._sizes() == self.sizes or not about.is_file():
+            return
+        known = json.loads(about.read_text(encoding="utf-8"))
+        if self.model and known["model"] and known["model"] != self.model:
+            raise DataError(
+                f"holds vectors of '{known['model']}', not of '{self.model}'",
+                where=str(self.folder),
+                fix="write back to another folder",
+            )
+        self.width = int(known["width"])
+        self._recover()
+
+    def _sizes(self) -> tuple[int, int]:
+        first, second = (file.stat().st_size if file.is_file() else 0 for file in (self.vectors, self.ids))
+        return first, second
+
+    def add(self, ids: Sequence[Any], vectors: Array) -> None:
+        """Keep the vectors of ids that are not there yet, in this process or another."""
+        with locked(self.folder, wait=True):
+            self._refresh()
+            super().add(ids, vectors)
 
     def _append(self, ids: list[Any], vectors: Array) -> None:
         if not self.width:
@@ -232,6 +249,7 @@ class FolderRows(MemoryRows):
             file.write(np.ascontiguousarray(vectors).tobytes())
         with self.ids.open("ab") as file:
             file.write("".join(json.dumps(identity) + "\n" for identity in ids).encode())
+        self.sizes = self._sizes()
         self._note(ids)
         self._map()
 
@@ -250,6 +268,7 @@ class FolderRows(MemoryRows):
         if ids or size:
             os.truncate(self.vectors, len(ids) * self.width * 4)
             os.truncate(self.ids, len(whole))
+        self.known, self.sizes = {}, self._sizes()
         self._note(ids)
         self._map()
 

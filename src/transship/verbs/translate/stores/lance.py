@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from transship.atomic import check_target
-from transship.errors import DataError, MissingError
+from transship.atomic import atomic_folder, check_target
+from transship.errors import DataError, MissingError, OutputError
 from transship.types import Array
 from transship.verbs.translate.stores.index import BesideRows, TableIndex
 from transship.verbs.translate.stores.protocol import (
@@ -23,7 +23,6 @@ from transship.verbs.translate.stores.protocol import (
     StorePlace,
     VectorSink,
     VectorSource,
-    exists_already,
     find_column,
     goes_on,
     stamp_of,
@@ -89,13 +88,13 @@ class LanceSink(VectorSink):
     ) -> None:
         """Open or continue the working table."""
         if "://" not in place.location:
-            check_target(Path(place.location) / f"{place.name}.lance", force=True)
-        self.place, self.stamp, self.width = place, stamp, width
+            folder = Path(place.location) / f"{place.name}.lance"
+            check_target(folder, force=force, kind="cache")
+            _check_table(folder)
+        self.place, self.stamp, self.width, self.force = place, stamp, width, force
         self.database = connect(place.location)
         self.column = place.columns.vector or source.vector_column or "vector"
         self.work = f"{place.name}__partial"
-        if place.name in _table_names(self.database) and not force:
-            raise exists_already(place.text)
         self.table = open_or_none(self.database, place.location, self.work)
         if self.table is not None:
             left = (self.table.schema.metadata or {}).get(STAMP_KEY.encode(), b"").decode()
@@ -115,11 +114,11 @@ class LanceSink(VectorSink):
     def finish(self) -> None:
         """Commit the rest and give the table its name."""
         self._commit()
-        if self.place.name in _table_names(self.database):
-            self.database.drop_table(self.place.name)
-        # embedded LanceDB cannot rename: a table is a folder, and one rename moves it whole
+        # embedded LanceDB cannot rename: a table is a folder, and takes the place of the old one in one step
         root = Path(self.place.location)
-        (root / f"{self.work}.lance").rename(root / f"{self.place.name}.lance")
+        with atomic_folder(root / f"{self.place.name}.lance", force=self.force, private=True) as draft:
+            draft.rmdir()
+            (root / f"{self.work}.lance").rename(draft)
 
     def close(self) -> None:
         """Leave what is committed for the next run."""
@@ -203,6 +202,17 @@ class LanceRows(BesideRows):
             merge = self.place.merge_insert(self.index.key)
             merge.when_matched_update_all().when_not_matched_insert_all().execute(table)
         self.note(ids)
+
+
+def _check_table(folder: Path) -> None:
+    """Refuse to replace a folder that holds something beside a table."""
+    others = [path.name for path in folder.glob("*") if path.name != "data" and not path.name.startswith("_")]
+    if others:
+        raise OutputError(
+            f"it holds {others[0]}, which is no part of a table, and is kept",
+            where=str(folder),
+            fix="move that away, or choose another name",
+        )
 
 
 def _stamped(batch: RowBatch, vectors: Array, column: str, stamp: Stamp) -> pa.Table:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from transship.atomic import atomic_file, check_target, write_json, write_text
-from transship.errors import DataError, MissingError
+from transship.atomic import atomic_files, check_target, recover, write_json
+from transship.errors import DataError, MissingError, TransshipError
 from transship.types import Array
 from transship.verbs.translate.stores.index import ArrayIndex
 from transship.verbs.translate.stores.protocol import (
@@ -39,6 +39,7 @@ class OneFileSource(VectorSource):
     def __init__(self, place: StorePlace) -> None:
         """Look for the file and read its provenance."""
         self.place, self.path = place, Path(place.location)
+        recover(self.path)  # a writer killed between two renames
         if not self.path.is_file():
             raise MissingError("there is no such file", where=place.text, fix="check the path")
         about = about_path(self.path)
@@ -59,6 +60,40 @@ class OneFileSource(VectorSource):
     def read(self, first: int, stop: int) -> RowBatch:
         """Return some rows."""
         raise NotImplementedError
+
+
+def steady(kind: Callable[[StorePlace], VectorSource]) -> Callable[[StorePlace], VectorSource]:
+    """Return what opens a file, its ids and its provenance as they belong together.
+
+    A writer that puts new ones in place meanwhile makes this look again.
+    """
+
+    def opened(place: StorePlace) -> VectorSource:
+        while True:
+            before = _identities(Path(place.location))
+            try:
+                source = kind(place)
+            except TransshipError:
+                if before == _identities(Path(place.location)):
+                    raise
+                continue
+            if before == _identities(Path(place.location)):
+                return source
+            source.close()
+
+    return opened
+
+
+def _identities(path: Path) -> list[tuple[int, int] | None]:
+    """Return what changes when one of the files that belong together is replaced."""
+    identities: list[tuple[int, int] | None] = []
+    for file in (path, about_path(path), ids_path(path)):
+        try:
+            status = file.stat()
+            identities.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            identities.append(None)
+    return identities
 
 
 class NumpySource(OneFileSource):
@@ -101,8 +136,10 @@ class OneFileSink(VectorSink):
         self, place: StorePlace, source: VectorSource, stamp: Stamp, width: int, force: bool
     ) -> None:
         """Open or continue the partial file."""
-        check_target(place.location, force=force)
-        self.target, self.stamp, self.source, self.width = Path(place.location), stamp, source, width
+        self.target = Path(place.location)
+        for written in (self.target, about_path(self.target), ids_path(self.target)):
+            check_target(written, force=force, kind="file", reads={"IN": source.place.location})
+        self.stamp, self.source, self.width = stamp, source, width
         self.draft, self.note = (
             self.target.with_name(f".{self.target.name}.partial.{ending}") for ending in ("npy", "json")
         )
@@ -125,15 +162,16 @@ class OneFileSink(VectorSink):
         self._keep()
 
     def finish(self) -> None:
-        """Write provenance and ids, put the file into place, and remove the note."""
-        write_text(about_path(self.target), self.stamp.to_json(), force=True)
-        with atomic_file(self.target, force=True) as draft:
-            self.assemble(draft, self.source.all_ids())
+        """Put the file, its ids and its provenance in place together, and remove the note."""
+        about, ids = about_path(self.target), ids_path(self.target)
+        with atomic_files(self.target, about.name, ids.name, force=True) as place:
+            (place / about.name).write_text(self.stamp.to_json(), encoding="utf-8")
+            self.assemble(place / self.target.name, self.source.all_ids())
         self.draft.unlink(missing_ok=True)
         self.note.unlink(missing_ok=True)
 
     def assemble(self, draft: Path, ids: Array | None) -> None:
-        """Make the whole file under the name `draft`."""
+        """Make the whole file under the name `draft`, and what belongs beside it."""
         raise NotImplementedError
 
     def _keep(self) -> None:
@@ -146,8 +184,7 @@ class NumpySink(OneFileSink):
     def assemble(self, draft: Path, ids: Array | None) -> None:
         """Write the ids; the rows are whole already."""
         if ids is not None:
-            with atomic_file(ids_path(self.target), force=True) as beside, beside.open("wb") as file:
-                np.save(file, ids, allow_pickle=False)
+            np.save(draft.with_name(ids_path(self.target).name), ids, allow_pickle=False)
         os.replace(self.draft, draft)
 
 
@@ -196,9 +233,9 @@ def _read_ids(path: Path, rows: int) -> Array | None:
 
 
 STORE = Store(
-    NumpySource,
+    steady(NumpySource),
     NumpySink,
-    index=lambda place: ArrayIndex.of(NumpySource(place)),
+    index=lambda place: ArrayIndex.of(steady(NumpySource)(place)),
     held_bytes=lambda rows, width: rows * ID_BYTES,  # the ids are written at the end
     sweep=sweep,
 )

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +33,6 @@ from transship.verbs.translate.stores.protocol import (
     Store,
     StorePlace,
     VectorSource,
-    exists_already,
     find_column,
     goes_on,
     no_parquet,
@@ -216,8 +214,9 @@ class ParquetSink(PartSink):
         self.single = PurePosixPath(self.target).suffix in (".parquet", ".pq")
         self.layout = self._layout(source)
         self.work = work_folder(self.target)
-        if self.system.exists(self.target) and not (force or self._arriving()):
-            raise exists_already(place.text)
+        if not self._arriving():
+            kind: Literal["file", "folder"] = "file" if self.single else "folder"
+            self.system.check(self.target, place.text, source.place.location, force=force, kind=kind)
         column = place.columns.vector or source.vector_column or "vector"
         self.writer: PartFileWriter = PartFileWriter(self.system, self.work, column, stamp)
         self._open_work()
@@ -259,11 +258,7 @@ class ParquetSink(PartSink):
             for entry in self.layout:
                 self._assemble(entry, f"{whole}/{entry[0]}")
             ready = f"{whole}/{self.layout[0][0]}" if self.single else whole
-            self.system.remove(self.target)
-            if self.system.system is None:
-                os.replace(ready, self.target)
-            else:
-                self.system.rename(ready, self.target)
+            self.system.put_in_place(ready, self.target, force=self.force)
         self.system.remove(self.work)
 
     def close(self) -> None:

@@ -88,7 +88,7 @@ def test_adapters_with_heads_give_an_adapter_for_each_task_that_peft_loads(adapt
 
     assert "lora-topic  classifier.bias, classifier.weight" in terminal.render(plan(recipe()).page())
     out = merge(recipe()).save(tmp_path / "out")
-    assert sorted(path.name for path in out.iterdir()) == sorted(LABELS)
+    assert sorted(path.name for path in out.glob("[!.]*")) == sorted(LABELS)
     alone = {name: dense(name) for name in LABELS}
     for name, labels in LABELS.items():
         base = transformers.BertForSequenceClassification.from_pretrained("bare", num_labels=labels)
