@@ -158,7 +158,7 @@ def test_the_library_is_there_once_and_only_with_a_figure():
     assert with_figures.count('id="plotly"') == 1
     assert 'id="plotly"' not in without
     assert len(without) < 60_000
-    assert len(with_figures) < 2_400_000
+    assert len(with_figures) < 800_000
 
 
 def test_the_same_page_gives_the_same_bytes():

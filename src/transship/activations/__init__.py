@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transship.activations.match import Matching, SitePair, Unmatched, block_weights, match_sites
     from transship.activations.models import Batch, LoadedModel, load_model, parameter_names
     from transship.activations.page import comparison_page
+    from transship.activations.places import body_of, with_place
     from transship.activations.plan import Entry, Skipped
     from transship.activations.readout import Reading, Readout, features, iter_features
     from transship.activations.sites import (
@@ -59,6 +60,7 @@ __all__ = [
     "Unmatched",
     "align_tokens",
     "block_weights",
+    "body_of",
     "checkpoint_sites",
     "collect",
     "compare",
@@ -73,6 +75,7 @@ __all__ = [
     "parameter_names",
     "read_bias",
     "read_weight",
+    "with_place",
     "write_bias",
     "write_weight",
 ]

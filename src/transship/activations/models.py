@@ -61,6 +61,7 @@ class LoadedModel:
         config: its transformers config, or None.
         folder: where it was read from, if from disk.
         unused: tensors of the checkpoint that the module does not hold (a head that was not asked for).
+        blank: whether its head is only a place for one, and says nothing yet.
     """
 
     name: str
@@ -73,6 +74,7 @@ class LoadedModel:
     custom: Preprocess | None = None
     max_length: int = MOST_TOKENS
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    blank: bool = False
 
     @cached_property
     def sites(self) -> list[Site]:

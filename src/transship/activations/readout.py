@@ -58,9 +58,14 @@ class Readout:
         heads = [site for site in self.loaded.sites if site.role == "head" and site.kind == "linear"]
         return heads[-1] if heads else None
 
-    @cached_property
+    @property
     def task(self) -> Task:
-        """What the outputs are."""
+        """What the outputs are; a blank head has none."""
+        return "features" if self.loaded.blank else self.answers
+
+    @cached_property
+    def answers(self) -> Task:
+        """What the outputs of its class are, blank or not."""
         if self.head is None:
             return "features"
         config = self.loaded.config
@@ -75,7 +80,7 @@ class Readout:
     @property
     def width(self) -> int:
         """The number of outputs; 0 for a bare model."""
-        return 0 if self.head is None else self.head.out_width
+        return 0 if self.head is None or self.loaded.blank else self.head.out_width
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
@@ -105,13 +110,13 @@ class Readout:
         outputs = (
             answer if isinstance(answer, Tensor) else answer["logits"] if "logits" in answer else answer[0]
         )
-        features = caught[-1]
-        if self.task in ("tokens", "language"):
+        features, blank = caught[-1], self.loaded.blank
+        if self.answers in ("tokens", "language"):
             length = outputs.shape[1]
-            return Reading(features.flatten(0, 1), outputs.flatten(0, 1), length)
+            return Reading(features.flatten(0, 1), None if blank else outputs.flatten(0, 1), length)
         if features.dim() == 3:  # the head ran on every token, and one of them was taken
             features = _last(features, batch)
-        return Reading(features, outputs.reshape(batch.size, -1))
+        return Reading(features, None if blank else outputs.reshape(batch.size, -1))
 
     def batches(self, inputs: Sequence[Any], size: int) -> Iterator[tuple[slice, Reading]]:
         """Yield the readings of this process's batches of `inputs` in order, without gradients."""
@@ -128,7 +133,7 @@ class Readout:
         Texts run beside texts of their length, so that little padding is computed. Processes share the
         batches.
         """
-        if self.task in ("tokens", "language"):
+        if self.answers in ("tokens", "language"):
             raise DataError(
                 "its outputs are per token, and cannot be listed per input",
                 where=self.loaded.name,
@@ -144,7 +149,7 @@ class Readout:
                 outputs.append((order[part], reading.outputs))
         return Reading(
             parallel.rows_of_all(len(order), features),
-            None if self.head is None else parallel.rows_of_all(len(order), outputs),
+            None if self.width == 0 else parallel.rows_of_all(len(order), outputs),
         )
 
     @cached_property

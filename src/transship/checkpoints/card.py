@@ -62,6 +62,7 @@ class ModelCard:
         verb: `transport`, `merge`, `translate` or `adapt`.
         method: the registered name of the method.
         summary: a sentence or two for the reader.
+        notes: what a reader must know to use it, a line each; `code` between backticks.
         parameters: the method's fields and other options, by name.
         inputs: everything that went in.
         metrics: measured quality, by name.
@@ -72,6 +73,7 @@ class ModelCard:
     verb: str
     method: str
     summary: str = ""
+    notes: Sequence[str] = ()
     parameters: Mapping[str, Any] = field(default_factory=dict)
     inputs: Sequence[Input] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -86,6 +88,8 @@ class ModelCard:
         head += [f"base_model: {_quoted(sorted(set(bases)))}"] if bases else []
         lines = [*head, "---", "", f"# {plain_text(self.title)}", ""]
         lines += [plain_text(self.summary), ""] if self.summary else []
+        for note in self.notes:
+            lines += [_with_code(note), ""]
         sentence = f"Made with transship, verb {plain_text(self.verb)}, method {plain_text(self.method)}"
         lines += [sentence + (f", seed {self.seed}." if self.seed is not None else "."), ""]
         lines += _table("Inputs", ("role", "name", "SHA-256"), [_row(given) for given in self.inputs])
@@ -130,6 +134,12 @@ def plain_text(value: object) -> str:
         for sign in str(value)
     )
     return _MARKDOWN.sub(r"\\\1", html.escape(shown, quote=True))
+
+
+def _with_code(text: str) -> str:
+    """Return plain text with what stands between backticks as code."""
+    parts = text.split("`")
+    return "".join(f"`{part}`" if number % 2 else plain_text(part) for number, part in enumerate(parts))
 
 
 def _row(one: Input) -> tuple[object, ...]:

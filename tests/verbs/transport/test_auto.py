@@ -6,6 +6,7 @@ import torch
 
 from transship.activations import load_model
 from transship.activations.readout import Readout
+from transship.errors import OptionError
 from transship.verbs.transport import Request, Settings, kinship, make_plan, transport
 from transship.verbs.transport.models import zero_shot
 
@@ -169,3 +170,91 @@ def test_a_clip_model_classifies_by_its_text_tower(kit):
         cosines = torch.nn.functional.cosine_similarity(pictures[:, None], words[None], dim=2)
     torch.testing.assert_close(reading.outputs, 100 * cosines, atol=1e-3, rtol=1e-4)
     assert Readout(made).task == "classes"
+
+
+def strangers(kit):
+    source = kit.tiny_vit()
+    return source, kit.nudge(source, size=0.2), kit.tiny_vit(seed=4)
+
+
+def test_a_killed_comparison_keeps_the_candidates_that_it_had_found(kit, tmp_path, monkeypatch):
+    from transship.verbs.transport import auto
+
+    models, given = strangers(kit), {"data": kit.pictures(64), "batches": 1}
+    whole = transport(*models, prepared=tmp_path / "whole", **given)
+    real, searches = auto.choose_strength, []
+
+    def search(*arguments, **options):
+        searches.append(options["carried"])
+        if len(searches) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(auto, "choose_strength", search)
+    with pytest.raises(KeyboardInterrupt):
+        transport(*models, prepared=tmp_path / "killed", **given)
+    after = transport(*models, prepared=tmp_path / "killed", **given)
+    assert len(searches) == 3 + 6 - 2, "six candidates, two of which were found before"
+    assert after.candidates == whole.candidates
+    assert after.choice == whole.choice
+    for name, result in (("a", whole), ("b", after)):
+        result.save(tmp_path / name)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
+    assert weights[0] == weights[1]
+
+
+def test_a_killed_comparison_of_paths_keeps_what_was_moved_along_them(kit, tmp_path, monkeypatch):
+    from transship.verbs.transport import auto
+
+    models, given = strangers(kit), {"data": kit.pictures(32), "batches": 1, "path_steps": 2}
+    given["grid"] = (0.0, 1.0)
+    whole = transport(*models, prepared=tmp_path, **given)
+    monkeypatch.setattr(auto, "move_and_choose", None)
+    after = transport(*models, prepared=tmp_path, **given)
+    assert after.candidates == whole.candidates
+    assert after.moved.dense.keys() == whole.moved.dense.keys()
+    assert all(torch.equal(after.moved.dense[name], change) for name, change in whole.moved.dense.items())
+
+
+def test_damaged_findings_are_found_anew(kit, tmp_path):
+    models, given = strangers(kit), {"data": kit.pictures(32), "batches": 1, "prepared": tmp_path}
+    whole = transport(*models, **given)
+    for file in tmp_path.glob("*/trials/*.json"):
+        file.write_text("{", encoding="utf-8")
+    assert transport(*models, **given).candidates == whole.candidates
+
+
+def test_every_candidate_has_its_line_of_progress_with_what_is_known_so_far(kit):
+    told = []
+    transport(
+        *strangers(kit),
+        data=kit.pictures(32),
+        batches=1,
+        progress=lambda what, done, total: told.append(what),
+    )
+    lines = [what for what in dict.fromkeys(told) if what.endswith(": strength")]
+    assert [line.split(",")[0] for line in lines] == [f"candidate {number} of 6" for number in range(1, 7)]
+    assert "best so far" not in lines[0]
+    assert all("best so far identity" in line or "best so far" in line for line in lines[1:])
+
+
+def test_a_spent_budget_leaves_candidates_out_and_says_so(kit):
+    models, given = strangers(kit), {"data": kit.pictures(32), "batches": 1}
+    result = transport(*models, budget=1e-9, **given)
+    assert len(result.choice.curve) == 4, "strengths that are tried whatever the budget"
+    assert sum("the budget of 0 s leaves it no time" in note for note in result.notes) == 5
+    assert transport(*models, budget=1e6, **given).candidates == transport(*models, **given).candidates
+    with pytest.raises(OptionError, match="--budget: it is for comparing, and 'theseus' is compared"):
+        transport(*models, method="theseus", budget=1.0, **given)
+    with pytest.raises(OptionError, match="--budget: -1 minutes"):
+        transport(*models, budget=-1.0, **given)
+
+
+def test_a_plan_says_how_long_it_takes_and_how_many_candidates_it_compares(kit):
+    source, tuned, target = strangers(kit)
+    request = Request(source=source, tuned=tuned, target=target, data=kit.pictures(32))
+    plan = make_plan(request)
+    assert len(plan.candidates()) == 6
+    facts = str(plan.page())
+    assert "6 candidates are compared" in facts
+    assert 0 < plan.following_seconds() < plan.seconds()

@@ -1,7 +1,5 @@
 """What is written, and what is reused: heads of bare modules, statistics of one way of reading inputs."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -9,9 +7,9 @@ import torch
 from transship.verbs.transport import transport
 
 
-def test_a_head_carried_to_a_bare_module_is_written_beside_it(kit, tmp_path):
+def test_a_head_carried_to_a_bare_module_is_written_in_the_class_that_holds_it(kit, tmp_path):
     from safetensors.torch import load_file
-    from transformers import ViTConfig, ViTModel
+    from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 28, "patch_size": 7}
     config = ViTConfig(hidden_size=24, intermediate_size=48, num_channels=1, **shape)
@@ -20,15 +18,14 @@ def test_a_head_carried_to_a_bare_module_is_written_beside_it(kit, tmp_path):
     tuned, images = kit.nudge(source, size=0.3), kit.pictures(64)
     result = transport(source, tuned, target, data=images, method="carry", batches=1, strength=1.0)
     result.save(tmp_path / "out")
-    head = load_file(tmp_path / "out" / "head.safetensors")
-    assert torch.equal(head["weight"], result.head.weight)
-    assert torch.equal(head["bias"], result.head.bias)
-    about = json.loads((tmp_path / "out" / "head.json").read_text(encoding="utf-8"))
-    assert about["task"] == "classes"
-    assert about["pooling"] == "cls"
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(written["classifier.weight"], result.head.weight)
+    assert torch.equal(written["classifier.bias"], result.head.bias)
+    loaded = ViTForImageClassification.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(kit.logits(loaded, images), kit.logits(result.model(), images))
     plain = transport(source, tuned, target, data=images, method="theseus", batches=1, strength=1.0)
     plain.save(tmp_path / "plain")
-    assert not (tmp_path / "plain" / "head.json").exists()
+    assert "classifier.weight" not in load_file(tmp_path / "plain" / "model.safetensors")
 
 
 def test_another_preprocessing_does_not_reuse_the_statistics_of_the_first(kit, tmp_path):

@@ -88,7 +88,7 @@ def test_a_tagger_is_carried_to_a_bare_encoder_by_the_dense_ridge_over_tokens(ki
     options = {"body": "none", "penalty": 0.1}
     result = transport(*folders, data=texts, method="carry", options=options, batches=1)
     result.save(tmp_path / "out")
-    head = load_file(tmp_path / "out" / "head.safetensors")
+    head = load_file(tmp_path / "out" / "model.safetensors")
     from transship.verbs.transport.rows import draw
 
     x, y = states_and_outputs(target, tuned, folders[0], draw(texts, batches=1).head)
@@ -96,9 +96,11 @@ def test_a_tagger_is_carried_to_a_bare_encoder_by_the_dense_ridge_over_tokens(ki
     second = centred.T @ centred
     penalty = 0.1 * second.diagonal().mean() * torch.eye(48).double()
     weight = torch.linalg.solve(second + penalty, centred.T @ (y - y.mean(0)))
-    torch.testing.assert_close(head["weight"].double(), weight.T, atol=1e-4, rtol=1e-3)
-    torch.testing.assert_close(head["bias"].double(), y.mean(0) - x.mean(0) @ weight, atol=1e-4, rtol=1e-3)
-    assert json.loads((tmp_path / "out" / "head.json").read_text())["task"] == "tokens"
+    intercept = y.mean(0) - x.mean(0) @ weight
+    torch.testing.assert_close(head["classifier.weight"].double(), weight.T, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(head["classifier.bias"].double(), intercept, atol=1e-4, rtol=1e-3)
+    config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["BertForTokenClassification"]
 
 
 @pytest.mark.parametrize("method", ["theseus", "gradient", "auto"])
@@ -144,7 +146,7 @@ def test_a_tagger_does_not_fit_a_head_that_reads_whole_texts(kit, tmp_path):
     assert transport(*folders, method="theseus", strength=1.0, **given).moved.dense
 
 
-def test_values_are_carried_to_a_bare_encoder_by_the_dense_ridge_over_pooled_states(kit, tmp_path):
+def test_values_are_carried_to_a_bare_encoder_by_the_dense_ridge_over_what_its_class_reads(kit, tmp_path):
     from transformers import AutoTokenizer
 
     from transship.verbs.transport.rows import draw
@@ -161,7 +163,8 @@ def test_values_are_carried_to_a_bare_encoder_by_the_dense_ridge_over_pooled_sta
     with torch.no_grad():
         for text in draw(texts, batches=1).head:
             ids = tokenizer(text, return_tensors="pt")["input_ids"]
-            x.append(target(input_ids=ids).last_hidden_state[0].mean(0))
+            first = target(input_ids=ids).last_hidden_state[0, 0]
+            x.append(first / 64 if target.pooler is None else target.pooler(first[None, None])[0])
             y.append(tuned(input_ids=ids).logits[0])
     features, values = torch.stack(x).double(), torch.stack(y).double()
     centred = features - features.mean(0)
@@ -182,12 +185,11 @@ def test_a_classifier_made_from_a_masked_language_model_reads_states_not_words(k
     result = transport(*folders, data=sentences(96), method="carry", batches=2, strength=1.0)
     assert result.head.weight.shape == (3, 48)
     result.save(tmp_path / "out")
-    loaded = type(target).from_pretrained(tmp_path / "out").state_dict()
+    loaded = type(tuned).from_pretrained(tmp_path / "out").state_dict()
     before = target.state_dict()
-    assert set(loaded) == set(before)
-    assert torch.equal(
-        loaded["cls.predictions.transform.dense.weight"], before["cls.predictions.transform.dense.weight"]
-    )
+    assert torch.equal(loaded["classifier.weight"], result.head.weight)
+    assert "cls.predictions.transform.dense.weight" in before
+    assert not any(name.startswith("cls.") for name in loaded), "the vocabulary is left behind"
     query = "bert.encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(loaded[query], before[query])
 

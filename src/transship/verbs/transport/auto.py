@@ -3,19 +3,20 @@ seen, where the data has enough of them.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from transship.errors import MatchError, OptionError
-from transship.progress import Progress, quiet
-from transship.registry import build_method, method_class, method_names
+from transship.progress import Progress, duration, quiet
 from transship.verbs.transport.account import Candidate, Choice
 from transship.verbs.transport.move import Moved, move
+from transship.verbs.transport.pace import Budget
 from transship.verbs.transport.plan import Plan
-from transship.verbs.transport.protocol import TransportMethod
+from transship.verbs.transport.protocol import TransportMethod, parts_of
 from transship.verbs.transport.result import Result, result_of
 from transship.verbs.transport.runner import apply, choose_strength, fit_head, move_and_choose, score
 from transship.verbs.transport.statistics import Prepared, prepare
+from transship.verbs.transport.trials import Finding, SavedTrials
 from transship.verbs.transport.weights import shifted
 
 # A head that replaces the target's own must be worth what it costs elsewhere.
@@ -52,30 +53,16 @@ class Trial:
 
 def choose_method(plan: Plan, *, progress: Progress = quiet) -> tuple[Result, Prepared]:
     """Try what declares a place in `auto`, each with and without a carried head; return the best, and what it
-    read.
+    read. What an earlier run found of the same candidates is taken from the plan's folder.
     """
     if not plan.comparable:
         return _uncompared(plan, progress)
-    trials: list[Trial] = []
-    left_out: list[str] = []
-    for body in parts_of("candidate"):
-        if body.needs.same_shape and not (plan.kinship and plan.kinship.cosines):
-            continue
-        _try(plan, body, trials, left_out, progress)
-    best = _best(trials)
-    result = _result(plan, best, trials, left_out, progress)
-    return result, best.prepared
-
-
-def parts_of(part: str) -> list[TransportMethod]:
-    """Return the methods that play a part in `auto`, in their order; a head has no body yet."""
-    kinds = [method_class("transport", name) for name in method_names("transport")]
-    placed = [
-        kind
-        for kind in kinds
-        if issubclass(kind, TransportMethod) and kind.place_in_auto is not None and kind.part_in_auto == part
-    ]
-    return [kind() for kind in sorted(placed, key=lambda kind: kind.place_in_auto or 0)]
+    comparison = _Comparison(plan, Budget.of(plan.settings.budget, plan.following_seconds()), progress)
+    candidates = plan.candidates()
+    for number, candidate in enumerate(candidates):
+        comparison.add(*candidate, f"{number + 1} of {len(candidates)}")
+    best = _best(comparison.trials)
+    return _result(plan, best, comparison.trials, comparison.left_out, progress), best.prepared
 
 
 def _uncompared(plan: Plan, progress: Progress) -> tuple[Result, Prepared]:
@@ -88,55 +75,84 @@ def _uncompared(plan: Plan, progress: Progress) -> tuple[Result, Prepared]:
     return dataclasses.replace(result, notes=notes), prepared
 
 
-def _try(
-    plan: Plan, body: TransportMethod, trials: list[Trial], left_out: list[str], progress: Progress
-) -> None:
-    """Add what a method gives with and without a head; or a sentence where it gives nothing."""
-    alone: Moved | None = None
-    for head in _heads(plan):
-        method, label = body, body.name
-        if head is not None:
-            method = build_method("transport", head.name, {"body": body.name})
-            label = f"{head.name}, body {body.name}"
-        known = trials[-1].prepared if trials else None
-        untouched = _untouched(trials, carried=head is not None)
-        try:
-            prepared = prepare(plan, method, comparing=True, known=known, progress=progress)
-            if plan.settings.path_steps > 1:  # a path is walked for each
-                moved, choice = move_and_choose(
-                    plan, prepared, method, untouched=untouched, progress=progress
-                )
-            else:
-                moved = alone = alone or move(plan, prepared.statistics, body)
-                choice = choose_strength(
-                    plan,
-                    prepared,
-                    moved,
-                    carried=head is not None,
-                    untouched=untouched,
-                    progress=progress,
-                )
-        except (MatchError, OptionError) as error:
-            left_out.append(f"'{label}' was left out: {error}")
-            continue
-        if not moved.dense:
-            left_out.append(f"'{label}' was left out: it moves nothing between these models")
-            continue
-        agreement = _held_out(plan, prepared, moved, choice.strength, carried=head is not None)
-        validation = choice.score if choice.by == "validation" else None
-        candidate = Candidate(label, choice.strength, agreement, validation)
-        trials.append(Trial(candidate, method, prepared, moved, choice))
+class _Comparison:
+    """Trials of candidates, one after another.
 
-
-def _heads(plan: Plan) -> Iterator[TransportMethod | None]:
-    """Yield none, and what carries a head; a bare fine-tune and a vocabulary have none to carry, a bare
-    target needs one.
+    Attributes:
+        trials: what was tried.
+        left_out: a sentence for each candidate that gave nothing.
     """
-    bare = plan.task in ("features", "language")
-    if bare or plan.own_head:
-        yield None
-    if not bare:
-        yield from parts_of("head")
+
+    def __init__(self, plan: Plan, budget: Budget, progress: Progress) -> None:
+        self.plan, self.budget, self.progress = plan, budget, progress
+        self.saved = SavedTrials.of(plan)
+        self.trials: list[Trial] = []
+        self.left_out: list[str] = []
+        self.alone: dict[str, Moved] = {}
+
+    def add(self, label: str, method: TransportMethod, body: TransportMethod, which: str) -> None:
+        """Add what a method gives; or a sentence where it gives nothing."""
+        known, finding = self.trials[-1].prepared if self.trials else None, self.saved.read(label)
+        if finding is None and self.trials and not self.budget.allows(self.plan.choosing_seconds(method)):
+            minutes = duration(60.0 * (self.plan.settings.budget or 0.0))
+            self.left_out.append(f"'{label}' was left out: the budget of {minutes} leaves it no time")
+            return
+        progress = self._told(label, which)
+        try:
+            prepared = prepare(self.plan, method, comparing=True, known=known, progress=progress)
+            moved, choice = self._moved(method, body, prepared, finding, progress)
+        except (MatchError, OptionError) as error:
+            self.left_out.append(f"'{label}' was left out: {error}")
+            return
+        if not moved.dense:
+            self.left_out.append(f"'{label}' was left out: it moves nothing between these models")
+            return
+        if finding is None:
+            finding = self._found(label, method, prepared, moved, choice)
+        validation = choice.score if choice.by == "validation" else None
+        candidate = Candidate(label, choice.strength, finding.agreement, validation)
+        self.trials.append(Trial(candidate, method, prepared, moved, choice))
+
+    def _moved(
+        self,
+        method: TransportMethod,
+        body: TransportMethod,
+        prepared: Prepared,
+        finding: Finding | None,
+        progress: Progress,
+    ) -> tuple[Moved, Choice]:
+        plan, carried = self.plan, method.needs.head
+        given: dict[str, Any] = {
+            "untouched": _untouched(self.trials, carried=carried),
+            "budget": self.budget,
+            "progress": progress,
+        }
+        if plan.settings.path_steps > 1 and finding is None:  # a path is walked for each
+            return move_and_choose(plan, prepared, method, **given)
+        moved = self.alone.get(body.name) or move(plan, prepared.statistics, body)
+        self.alone[body.name] = moved
+        if finding is None:
+            return moved, choose_strength(plan, prepared, moved, carried=carried, **given)
+        walked = finding.walked
+        return (moved if walked is None else Moved(walked, {}, moved.layers, moved.left)), finding.choice
+
+    def _found(
+        self, label: str, method: TransportMethod, prepared: Prepared, moved: Moved, choice: Choice
+    ) -> Finding:
+        agreement = _held_out(self.plan, prepared, moved, choice.strength, carried=method.needs.head)
+        walked = dict(moved.dense) if self.plan.settings.path_steps > 1 else None
+        finding = Finding(choice, agreement, walked)
+        if self.budget.allows():  # a search that was cut short is not what a longer one finds
+            self.saved.write(label, finding)
+        return finding
+
+    def _told(self, label: str, which: str) -> Progress:
+        """Return the progress of one candidate, which says what is known so far."""
+        best = max(self.trials, key=lambda trial: trial.agreement, default=None)
+        known = "" if best is None else f", best so far {best.candidate.method} {best.agreement:.4f}"
+        return lambda what, done, total: self.progress(
+            f"candidate {which}, {label}{known}: {what}", done, total
+        )
 
 
 def _untouched(trials: list[Trial], *, carried: bool) -> float | None:
@@ -195,7 +211,7 @@ def _baselines(plan: Plan, best: Trial, trials: list[Trial], progress: Progress)
     """What the choice must be held against: the target as it is, with its own head and with a carried one
     where the chosen method carries one, and the controls at the same strength.
     """
-    carried, bare = best.method.needs.head, not any(head is None for head in _heads(plan))
+    carried, bare = best.method.needs.head, None not in plan.heads()
     headed = ", ".join([head.name for head in parts_of("head")])
     prepared, rows = best.prepared, []
     for with_head in dict.fromkeys((bare, carried)):

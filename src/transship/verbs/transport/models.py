@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from transship import parallel
-from transship.activations import LoadedModel, Matching, load_model, match_sites, parameter_names
+from transship.activations import LoadedModel, Matching, load_model, match_sites, parameter_names, with_place
 from transship.activations.loading import has_head, values_of
+from transship.activations.readout import Readout
 from transship.checkpoints import Adapter, Checkpoint
 from transship.checkpoints import open as open_checkpoint
 from transship.errors import CheckpointError, DataError, MatchError, OptionError, TransshipError
@@ -31,11 +32,16 @@ class Participant:
         name: as the user gave it.
         loaded: None for an adapter, which runs on its base.
         checkpoint: None for a module in memory.
+        place: the same model in the class that can hold the fine-tune's head; None where it has a head of its
+            own, or none is needed.
+        no_place: why there is no such class, where one is needed.
     """
 
     name: str
     loaded: LoadedModel | None
     checkpoint: Checkpoint | None = None
+    place: LoadedModel | None = None
+    no_place: str = ""
 
     @property
     def model(self) -> LoadedModel:
@@ -43,6 +49,11 @@ class Participant:
         if self.loaded is None:
             raise OptionError("an adapter has no model of its own", where=self.name, fix="give it as TUNED")
         return self.loaded
+
+    @property
+    def reading(self) -> LoadedModel:
+        """The model whose features a head reads: in its place, where it has one."""
+        return self.place or self.model
 
     def fingerprint(self) -> str:
         """Return a hash of the weights."""
@@ -84,6 +95,16 @@ def _with_classes(participant: Participant, classes: Sequence[str], templates: S
     if participant.loaded is None:
         return participant
     return dataclasses.replace(participant, loaded=zero_shot(participant.loaded, classes, templates))
+
+
+def with_head_place(target: Participant, tuned: Readout, inputs: Sequence[Any]) -> Participant:
+    """Return the target with a place for the fine-tune's head, where it has no head and the fine-tune has."""
+    if Readout(target.model).head is not None or tuned.task in ("features", "language"):
+        return target
+    place = with_place(target.model, tuned.task, tuned.width, tuned.label_names, inputs)
+    if isinstance(place, str):
+        return dataclasses.replace(target, no_place=place)
+    return dataclasses.replace(target, place=place)
 
 
 def open_participant(

@@ -13,12 +13,15 @@ import torch
 from transship.activations import Matching, SitePair
 from transship.activations.readout import Readout, Task
 from transship.numerics import format_bytes
+from transship.progress import duration
+from transship.registry import build_method
 from transship.report import Facts, Page, Section
 from transship.verbs.transport.labelled import MeasureRows
 from transship.verbs.transport.models import (
     Participant,
 )
-from transship.verbs.transport.protocol import Needs, TransportMethod
+from transship.verbs.transport.pace import BACKWARD, COLLECTING, Pace
+from transship.verbs.transport.protocol import Needs, TransportMethod, parts_of
 from transship.verbs.transport.rows import Draws
 from transship.verbs.transport.settings import Settings
 from transship.verbs.transport.weights import Kinship, SourceUpdate, kinship, shifted
@@ -44,6 +47,7 @@ class Plan:
         kept: inputs on which a carried head keeps the target's answers.
         measured_on: labelled rows that nothing is chosen by.
         folder: where statistics are kept.
+        pace: seconds per input of the models.
     """
 
     source: Participant
@@ -60,6 +64,7 @@ class Plan:
     kept: Sequence[Any] | None = None
     measured_on: MeasureRows | None = None
     folder: Path | None = None
+    pace: Pace | None = None
 
     @property
     def tuned_readout(self) -> Readout:
@@ -68,8 +73,8 @@ class Plan:
 
     @property
     def target_readout(self) -> Readout:
-        """Reads the target as it stands."""
-        return Readout(self.target.model)
+        """Reads the target as it stands, in the class that can hold a head."""
+        return Readout(self.target.reading)
 
     @property
     def task(self) -> Task:
@@ -101,6 +106,66 @@ class Plan:
             return
         with shifted(self.source.model.model, self.source_changes()):
             yield Readout(self.source.model)
+
+    def heads(self) -> list[TransportMethod | None]:
+        """Return None for the target's own head, and what carries one: a bare fine-tune and a vocabulary have
+        none to carry, a bare target needs one.
+        """
+        bare = self.task in ("features", "language")
+        return [
+            *([None] if bare or self.own_head else []),
+            *([] if bare else parts_of("head")),
+        ]
+
+    def candidates(self) -> list[tuple[str, TransportMethod, TransportMethod]]:
+        """Return what `auto` compares: names, methods, and the methods that move the weights."""
+        alike = self.kinship is not None and self.kinship.cosines
+        bodies = [body for body in parts_of("candidate") if alike or not body.needs.same_shape]
+        return [
+            (body.name, body, body)
+            if head is None
+            else (
+                f"{head.name}, body {body.name}",
+                build_method("transport", head.name, {"body": body.name}),
+                body,
+            )
+            for body in bodies
+            for head in self.heads()
+        ]
+
+    def choosing_seconds(self, method: TransportMethod) -> float:
+        """Return about how long the search for a method's strength takes."""
+        if self.pace is None or method.body_method is None or self.settings.strength != "auto":
+            return 0.0
+        draws = self.draws
+        fitted = len(draws.head) if method.needs.head or not self.own_head else 0
+        chosen = isinstance(self.labels, torch.Tensor) and draws.validation is not None
+        judged = len(draws.validation or ()) if chosen else len(draws.calibration)
+        tried = len(self.settings.grid) * (1 if self.settings.path_steps == 1 else 3)
+        return self.pace.target * tried * (judged + fitted)
+
+    def following_seconds(self) -> float:
+        """Return about how long it takes to fit the last head and to measure the result."""
+        if self.pace is None:
+            return 0.0
+        pace, draws = self.pace, self.draws
+        measured = 0 if self.measured_on is None else len(self.measured_on) + len(draws.calibration)
+        compared = 4 * (len(draws.held_out) + len(draws.head)) if self.method is None else len(draws.head)
+        return pace.target * (compared + 2 * measured) + pace.source * measured
+
+    def seconds(self) -> float | None:
+        """Return about how long all of it takes; None where nothing was timed."""
+        if self.pace is None:
+            return None
+        pace, draws = self.pace, self.draws
+        methods = [self.method] if self.method is not None else [method for _, method, _ in self.candidates()]
+        bodies = [method.body_method for method in methods]
+        passes = COLLECTING * any(body is not None and body.needs.parts for body in bodies)
+        passes += BACKWARD * any(body is not None and body.needs.gradients for body in bodies)
+        collecting = passes * len(draws.calibration) * (pace.source + pace.target) * self.settings.path_steps
+        asked = pace.source * (len(draws.head) + len(draws.held_out))
+        choosing = sum(self.choosing_seconds(method) for method in methods)
+        return collecting + asked + choosing + self.following_seconds()
 
     def source_changes(self) -> dict[str, torch.Tensor]:
         """Return the update of the source by parameter."""
@@ -164,6 +229,7 @@ class Plan:
             "memory": f"about {format_bytes(moments)} of Moments",
             "method": f"{'auto' if self.method is None else self.method.name}, strength {settings.strength}"
             + (f", {settings.path_steps} path steps" if settings.path_steps > 1 else ""),
+            **self._time(),
         }
         if missing:
             sites = [
@@ -172,6 +238,17 @@ class Plan:
             ]
             lines["no partner"] = "; ".join(sites)
         return Page("", "", [Section("", [Facts(lines)])])
+
+    def _time(self) -> dict[str, str]:
+        """Return the line about time, where there is one."""
+        seconds = self.seconds()
+        if seconds is None:
+            return {}
+        count = len(self.candidates()) if self.method is None else 1
+        several = f"; {count} candidates are compared" if count > 1 else ""
+        budget = self.settings.budget
+        limit = "" if budget is None else f", for which they have {duration(60 * budget)}"
+        return {"time": f"about {duration(max(1.0, seconds))}{several}{limit}"}
 
     def _strength_by(self) -> str:
         """Say which inputs choose the strength, where one is to be found."""

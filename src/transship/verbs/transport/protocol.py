@@ -20,7 +20,7 @@ from transship.errors import MatchError, OptionError
 from transship.geometry import LinearMap, Moments
 from transship.geometry.moments import Part
 from transship.numerics import derive_seed
-from transship.registry import Method, method_name
+from transship.registry import Method, method_class, method_name, method_names
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,17 @@ class TransportMethod(Method):
     def settled(self, moved: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
         """Return the last word on rows that were moved: themselves, unless the method masks."""
         return moved
+
+
+def parts_of(part: str) -> list[TransportMethod]:
+    """Return the methods that play a part in `auto`, in their order; a head has no body yet."""
+    kinds = [method_class("transport", name) for name in method_names("transport")]
+    placed = [
+        kind
+        for kind in kinds
+        if issubclass(kind, TransportMethod) and kind.place_in_auto is not None and kind.part_in_auto == part
+    ]
+    return [kind() for kind in sorted(placed, key=lambda kind: kind.place_in_auto or 0)]
 
 
 class MappedMethod(TransportMethod):

@@ -24,7 +24,9 @@ from transship.verbs.transport.models import (
     open_participants,
     require_readable,
     source_update,
+    with_head_place,
 )
+from transship.verbs.transport.pace import Pace
 from transship.verbs.transport.plan import Plan, other_depth
 from transship.verbs.transport.protocol import Needs, TransportMethod
 from transship.verbs.transport.rows import as_dataset, draw, draw_kept, validation_labels
@@ -120,6 +122,8 @@ def _complete(plan: Plan, request: Request) -> Plan:
     """Return the plan with what is read of the user's other data, checked."""
     settings, draws, tuned = plan.settings, plan.draws, plan.tuned_readout
     _check(plan, request.keep)
+    first = [draws.calibration[row] for row in range(min(_SAMPLE, len(draws.calibration)))]
+    plan = dataclasses.replace(plan, target=with_head_place(plan.target, tuned, first))
     kept = measured_on = None
     if request.keep is not None:
         kept = draw_kept(request.keep, settings.head_inputs, settings.batch_size, settings.seed)
@@ -135,12 +139,19 @@ def _complete(plan: Plan, request: Request) -> Plan:
         kept=kept,
         measured_on=measured_on,
         folder=None if request.prepared is None else Path(request.prepared) / _key(plan)[:16],
+        pace=Pace.of(tuned.loaded, plan.target.model, draws.calibration),
     )
 
 
 def _check(plan: Plan, keep: Any) -> None:
     """Refuse before any work what could only fail after it."""
     needs = None if plan.method is None else plan.method.needs
+    if plan.settings.budget is not None and plan.method is not None:
+        raise OptionError(
+            f"it is for comparing, and '{plan.method.name}' is compared with nothing",
+            where="--budget",
+            fix="leave it out, or choose --method auto",
+        )
     if plan.settings.strength == "auto" and not plan.comparable:
         raise OptionError(
             "two vocabularies cannot be compared word by word, so no strength can be found by agreement",

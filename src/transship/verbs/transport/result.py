@@ -2,33 +2,33 @@
 made.
 """
 
-import copy
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save, save_file
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import nn
 
 from transship.activations import parameter_names
 from transship.activations.readout import Readout
 from transship.atomic import atomic_folder
 from transship.checkpoints import Update
 from transship.checkpoints.adapters import write_adapter
-from transship.checkpoints.card import Input, ModelCard, as_json
-from transship.checkpoints.write import TensorPlan, applied, write_checkpoint
+from transship.checkpoints.card import Input, ModelCard
+from transship.checkpoints.write import applied, write_checkpoint
 from transship.errors import OptionError, OutputError
 from transship.report import html
 from transship.targets import require_apart
 from transship.verbs.transport.account import Account, Candidate, Choice
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.move import Moved
+from transship.verbs.transport.placing import beside, copy_of, how_to_load, install, plans_with
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 
@@ -51,14 +51,15 @@ class Result(Account):
 
     def model(self) -> nn.Module:
         """Return a copy of the target with the update added and the head in place."""
-        module = copy.deepcopy(self.target.model.model)
-        parameters = dict(module.named_parameters())
+        module, body = copy_of(self.target, headed=self.head is not None)
+        parameters = dict(body.named_parameters())
         with torch.no_grad():
             if self.strength != 0.0:
                 for name, change in self.moved.dense.items():
-                    parameters[name].add_(self.strength * change.to(parameters[name]))
+                    if name in parameters:  # a pooler stays behind where the class with a head has none
+                        parameters[name].add_(self.strength * change.to(parameters[name]))
             if self.head is not None:
-                _install(module, Readout(self.target.model), self.head)
+                install(module, self.target, self.head)
         return module
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
@@ -115,7 +116,7 @@ class Result(Account):
         config = dict(target.config)
         files: dict[str, str | bytes] = {}
         if self.head is not None:
-            plans, config, files = self._with_head(plans, config)
+            plans, config, files = plans_with(self.target, plans, self.head)
         return write_checkpoint(
             folder,
             plans,
@@ -126,34 +127,11 @@ class Result(Account):
             force=force,
         )
 
-    def _with_head(
-        self, plans: list[TensorPlan], config: dict[str, Any]
-    ) -> tuple[list[TensorPlan], dict[str, Any], dict[str, str | bytes]]:
-        """Return plans and config with the carried head in the target's own Linear, or beside a bare
-        model.
-        """
-        assert self.head is not None
-        assert self.target.checkpoint is not None
-        readout = Readout(self.target.model)
-        names = parameter_names(self.target.model, self.target.checkpoint)
-        if readout.head is None or readout.head.weight not in names:  # a bare model, or a zero-shot head
-            return plans, config, _beside(self.head, readout)
-        values = {names[readout.head.weight]: self.head.weight}
-        if readout.head.bias is not None:
-            values[names[readout.head.bias]] = self.head.bias
-        replaced = []
-        for plan in plans:
-            if plan.name in values:
-                value = values[plan.name]
-                plan = plan._replace(shape=tuple(value.shape), producer=_keeping(value))
-            replaced.append(plan)
-        return replaced, _relabelled(config, self.head, self.head.weight.shape[0]), {}
-
     def _save_module(self, folder: Path, force: bool) -> Path:
-        module, readout = self.model(), Readout(self.target.model)
+        module, bare = self.model(), Readout(self.target.model).head is None
         files: dict[str, str | bytes] = dict(self._card("transformers").files())
-        if self.head is not None and readout.head is None:  # a bare module has no place for it
-            files |= _beside(self.head, readout)
+        if self.head is not None and bare and self.target.place is None:
+            files |= beside(self.target, self.head)
         with atomic_folder(folder, force=force) as place:
             if hasattr(module, "save_pretrained"):
                 module.save_pretrained(place)  # type: ignore[operator]
@@ -171,6 +149,7 @@ class Result(Account):
             method=self.method,
             summary=f"What {self.tuned.name} learned on {self.source.name}, moved to {self.target.name} "
             f"at strength {self.strength:g}.",
+            notes=how_to_load(self.target, self.head),
             parameters=json.loads(json.dumps(dict(self.parameters), default=str)),
             inputs=tuple(self.inputs),
             metrics={**self.metrics, **({} if self.measured is None else self.measured.metrics())},
@@ -230,53 +209,7 @@ def _asides(plan: Plan, moved: Moved, choice: Choice, head: CarriedHead | None) 
     if plan.update.adapter and (head is not None or not moved.factors):
         why = "of its new head" if head is not None else "what was moved has no low rank"
         yield f"the adapter becomes a whole model, because {why}"
-
-
-def _beside(head: CarriedHead, readout: Readout) -> dict[str, str | bytes]:
-    """Return the files of a head that the model itself has no place for."""
-    about = {
-        "task": head.task,
-        "labels": list(head.label_names),
-        "pooling": readout.pooling if readout.head is None else "image embedding, unit length",
-    }
-    arrays = {"weight": head.weight, "bias": head.bias}
-    return {"head.safetensors": save(arrays), "head.json": as_json(about)}
-
-
-def _install(model: nn.Module, readout: Readout, head: CarriedHead) -> None:
-    """Put a carried head into a module's own Linear."""
-    if readout.head is None:
-        return
-    linear = model.get_submodule(readout.head.path)
-    assert isinstance(linear, nn.Linear)
-    linear.weight = nn.Parameter(head.weight.to(linear.weight))
-    if linear.bias is not None:
-        linear.bias = nn.Parameter(head.bias.to(linear.weight))
-    linear.out_features = head.weight.shape[0]
-    config = getattr(model, "config", None)
-    if config is not None and head.label_names and len(head.label_names) == linear.out_features:
-        config.id2label = dict(enumerate(head.label_names))
-        config.label2id = {name: number for number, name in enumerate(head.label_names)}
-
-
-def _relabelled(config: dict[str, Any], head: CarriedHead, outputs: int) -> dict[str, Any]:
-    names = (
-        head.label_names
-        if len(head.label_names) == outputs
-        else [f"LABEL_{number}" for number in range(outputs)]
-    )
-    relabelled = {
-        **config,
-        "id2label": {str(number): name for number, name in enumerate(names)},
-        "label2id": {name: number for number, name in enumerate(names)},
-    }
-    if "num_labels" in config:
-        relabelled["num_labels"] = outputs
-    return relabelled
-
-
-def _keeping(value: Tensor) -> Callable[[], Tensor]:
-    return lambda: value
+    yield from how_to_load(plan.target, head)
 
 
 def require_folder(given: Any, option: str) -> None:

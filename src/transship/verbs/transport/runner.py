@@ -15,6 +15,7 @@ from transship.progress import Progress, quiet
 from transship.verbs.transport.account import Choice
 from transship.verbs.transport.heads import CarriedHead, carry_head
 from transship.verbs.transport.move import Moved, move
+from transship.verbs.transport.pace import Budget
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result, result_of
@@ -22,6 +23,8 @@ from transship.verbs.transport.statistics import Prepared, collect_statistics
 from transship.verbs.transport.teacher import AnyTeacher, Teacher
 from transship.verbs.transport.weights import shifted
 
+# whenever it is done
+NO_BUDGET = Budget()
 # strengths that score worse than the best before the search ends: curves may dip before they rise
 PATIENCE = 6
 # `auto` walks the path at the first of these multiples of the best single step's strength, and at the second
@@ -29,6 +32,8 @@ PATIENCE = 6
 # than in the source, so maps between states that have come equally far need a longer stride; in a twin the
 # stride is 1. Chosen on networks and tasks apart from the suite's, by validation and by agreement.
 WALKS = (2.0, 1.0)
+# strengths that are tried whatever the budget
+LEAST_TRIED = 4
 # how the whole is rescaled at the end, relative to the strength that the path was walked with
 RESCALE = (0.0, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.25, 1.5)
 
@@ -50,6 +55,7 @@ def move_and_choose(
     method: TransportMethod,
     *,
     untouched: float | None = None,
+    budget: Budget = NO_BUDGET,
     progress: Progress = quiet,
 ) -> tuple[Moved, Choice]:
     """Return the moved update and its strength; `untouched` is the score at strength 0, where it is known."""
@@ -57,10 +63,12 @@ def move_and_choose(
     if body is None:
         return Moved(), choose_strength(plan, prepared, Moved(), carried=carried)
     moved = move(plan, prepared.statistics, body)
-    choice = choose_strength(plan, prepared, moved, carried=carried, untouched=untouched, progress=progress)
-    if plan.settings.path_steps == 1:
+    choice = choose_strength(
+        plan, prepared, moved, carried=carried, untouched=untouched, budget=budget, progress=progress
+    )
+    if plan.settings.path_steps == 1 or not budget.allows():
         return moved, choice
-    return _move_along_path(plan, prepared, method, (moved, choice), progress)
+    return _move_along_path(plan, prepared, method, (moved, choice), budget, progress)
 
 
 def fit_head(
@@ -82,6 +90,7 @@ def choose_strength(
     carried: bool,
     grid: Sequence[float] | None = None,
     untouched: float | None = None,
+    budget: Budget = NO_BUDGET,
     progress: Progress = quiet,
 ) -> Choice:
     """Return the strength as given, or the best of a grid (the settings' with patience, or all of another).
@@ -107,6 +116,7 @@ def choose_strength(
         grid=plan.settings.grid if grid is None else grid,
         patience=PATIENCE if grid is None else len(grid),
         untouched=untouched,
+        budget=budget,
         progress=progress,
     )
     return Choice(strength, curve, by)
@@ -125,11 +135,13 @@ def search(
     grid: Sequence[float],
     patience: int = PATIENCE,
     untouched: float | None = None,
+    budget: Budget = NO_BUDGET,
     progress: Progress = quiet,
 ) -> tuple[float, tuple[tuple[float, float], ...]]:
     """Return the best strength of the grid, the smallest of equals, and (strength, score) in rising order.
 
-    One moved update, many strengths. It stops after `patience` worse ones; equal scores are not worse.
+    One moved update, many strengths. It stops after `patience` worse ones, and where the budget ends; equal
+    scores are not worse.
     """
     curve: list[tuple[float, float]] = []
     best, since = (-np.inf, 0.0), 0
@@ -145,7 +157,7 @@ def search(
             best, since = (value, strength), 0
         elif value < best[0]:
             since += 1
-        if since >= patience and strength >= 2.0:
+        if (since >= patience and strength >= 2.0) or (number + 1 >= LEAST_TRIED and not budget.allows()):
             break
     progress("strength", len(grid), len(grid))
     return best[1], tuple(curve)
@@ -156,6 +168,7 @@ def _move_along_path(
     prepared: Prepared,
     method: TransportMethod,
     first: tuple[Moved, Choice],
+    budget: Budget,
     progress: Progress,
 ) -> tuple[Moved, Choice]:
     """Return the update moved in `path_steps` parts, and its strength; `first` is that of a single step.
@@ -175,10 +188,17 @@ def _move_along_path(
         total = _walk(plan, prepared, body, walked, moved, progress)
         grid = [walked * factor for factor in RESCALE]
         choice = choose_strength(
-            plan, prepared, total, carried=carried, grid=grid, untouched=untouched, progress=progress
+            plan,
+            prepared,
+            total,
+            carried=carried,
+            grid=grid,
+            untouched=untouched,
+            budget=budget,
+            progress=progress,
         )
         walks.append((total, choice))
-        if choice.score > start.score:
+        if choice.score > start.score or not budget.allows():
             break
     return max(walks, key=lambda walk: walk[1].score)
 

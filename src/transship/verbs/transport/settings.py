@@ -98,6 +98,7 @@ class Settings:
             does.
         classes: names of CLIP's classes: every model then gets a zero-shot head through its own text tower.
         templates: what is said of a class, with {} for its name.
+        budget: for `--method auto`: minutes that comparing may take. What there is no time for is left out.
         seed: fixes every random choice.
     """
 
@@ -117,6 +118,7 @@ class Settings:
     )
     classes: tuple[str, ...] = setting((), absent=True)
     templates: tuple[str, ...] = setting((), flags=("--template",), metavar="TEXT")
+    budget: float | None = setting(None, metavar="MINUTES")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -134,6 +136,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"{value} {what}", where=f"--{name.replace('_', '-')}", fix=fix)
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise OptionError(f"{self.budget:g} minutes", where="--budget", fix="give a number above 0")
         if self.classes or self.templates:
             self._check_classes()
 

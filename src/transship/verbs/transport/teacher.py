@@ -254,7 +254,7 @@ def read_tokens(readout: Readout, batch: Batch) -> tuple[Tensor, Tensor | None, 
     """Return a model's states [inputs · tokens, width], its outputs there if it has any, and the tokens per
     input.
     """
-    if readout.task in ("tokens", "language"):
+    if readout.answers in ("tokens", "language"):
         reading = readout(batch)
         return reading.features, reading.outputs, reading.tokens
     outputs = readout.loaded.run(batch) if readout.head is None else None
