@@ -6,6 +6,7 @@ import torch
 
 from transship.activations import load_model
 from transship.activations.readout import Readout
+from transship.data import wrap
 from transship.errors import OptionError
 from transship.verbs.transport import Request, Settings, kinship, make_plan, transport
 from transship.verbs.transport.models import zero_shot
@@ -258,3 +259,6 @@ def test_a_plan_says_how_long_it_takes_and_how_many_candidates_it_compares(kit):
     facts = str(plan.page())
     assert "6 candidates are compared" in facts
     assert 0 < plan.following_seconds() < plan.seconds()
+    labelled = wrap(kit.pictures(96), [f"LABEL_{row % 5}" for row in range(96)], kind="array")
+    request = Request(source=source, tuned=tuned, target=target, data=labelled, settings=Settings(batches=1))
+    assert make_plan(request).seconds() > 0

@@ -139,8 +139,7 @@ class Plan:
             return 0.0
         draws = self.draws
         fitted = len(draws.head) if method.needs.head or not self.own_head else 0
-        chosen = isinstance(self.labels, torch.Tensor) and draws.validation is not None
-        judged = len(draws.validation or ()) if chosen else len(draws.calibration)
+        judged = len(self.labels if isinstance(self.labels, torch.Tensor) else draws.calibration)
         tried = len(self.settings.grid) * (1 if self.settings.path_steps == 1 else 3)
         return self.pace.target * tried * (judged + fitted)
 
