@@ -64,8 +64,8 @@ def library_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Library:
-    """Plotly's bundle of cartesian charts: gzip in base64 (0.66 MB, where all charts take 2), and the hash that
-    the browser checks it against.
+    """Plotly's bundle of cartesian charts: gzip in base64 (0.66 MB, where all take 2), and the hash that the
+    browser checks it against.
     """
 
     packed: str
