@@ -93,7 +93,8 @@ def _policy(hashes: Sequence[str]) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return _templates().joinpath(name).read_text(encoding="utf-8").strip()
+    text: str = _templates().joinpath(name).read_text(encoding="utf-8")
+    return text.strip()
 
 
 def _templates() -> Any:
