@@ -146,8 +146,8 @@ def _relabelled(config: dict[str, Any], head: CarriedHead, model: nn.Module | No
     if "num_labels" in config:
         relabelled["num_labels"] = outputs
     if model is not None:
-        said = {name: getattr(model.config, name, None) for name in _SAID}
-        relabelled |= {name: value for name, value in said.items() if value is not None}
+        options = {name: getattr(model.config, name, None) for name in _SAID}
+        relabelled |= {name: value for name, value in options.items() if value is not None}
         relabelled["architectures"] = [type(model).__name__]
     return relabelled
 
