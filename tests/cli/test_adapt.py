@@ -18,6 +18,7 @@ from transship.cli import group
 from transship.cli.adapt import command
 from transship.cli.options import read_settings
 from transship.errors import TransshipError
+from transship.verbs.adapt import load_adapted
 from transship.verbs.adapt.api import check_table
 from transship.verbs.adapt.settings import COMMAND, CommandSettings, Settings
 
@@ -112,6 +113,49 @@ def test_a_fit_prints_the_baselines_beside_the_model_and_says_which_to_use(fitte
     shown = CliRunner().invoke(group, ["inspect", str(out)]).output
     assert "adapted model, recraft on" in shown
     assert "raw rocket: 0." in shown
+
+
+def test_the_advised_model_answers_and_every_model_is_measured_on_test_rows(
+    fitted: tuple[Path, Result], place: Path, tmp_path: Path
+):
+    out, done = fitted
+    about = json.loads((out / "adapted.json").read_text())["about"]
+    assert {"adapted", "ridge", "rocket", "forest", "minirocket"} < set(about["test"])
+    assert "test error" in done.output
+    assert "`adapt predict` answers with" in done.output
+    asked = ["predict", out, place / "waves.parquet", "--split", "test"]
+    default, forest = (json.loads(run(*asked, *more, "--json").stdout) for more in ([], ["--use", "forest"]))
+    assert default["model"] == about["advised"]
+    assert forest["model"] == "forest"
+    for found in (default, forest):
+        assert found["metrics"]["error"] == found["models"][found["model"]] == about["test"][found["model"]]
+    saved = load_adapted(out).adapted_
+    rows = np.stack(pq.read_table(place / "waves.parquet")["series"].to_pylist())[60:]
+    scaled = saved.inputs.transform(rows)
+    assert forest["predictions"] == saved.targets.classes[saved.raw["forest"].predict(scaled)].tolist()
+    with pytest.raises(TransshipError, match=r"--use: .* did you mean 'forest'"):
+        run(*asked, "--use", "forst")
+
+
+def test_symbols_may_come_as_text_and_the_advice_is_right(place: Path, tmp_path: Path):
+    """The class is the letter in the middle, where counts say next to nothing."""
+    generator = np.random.default_rng(0)
+    letters = np.array(list("ACGT"))[generator.integers(0, 4, (200, 12))]
+    table = {"sequence": ["".join(row) for row in letters], "label": letters[:, 6].tolist()}
+    pq.write_table(pa.table(table | {"split": ["train"] * 120 + ["test"] * 80}), tmp_path / "dna.parquet")
+    usual = ["--backbone", place / "bert", "--method", "nft", "--steps", 2, "--tokens", 12]
+    done = run("fit", tmp_path / "out", "--train", tmp_path / "dna.parquet", "--kind", "tokens", *usual)
+    about = json.loads((tmp_path / "out" / "adapted.json").read_text())["about"]
+    assert {"ngrams", "logistic", "forest", "rocket"} < {row["name"] for row in about["baselines"]}
+    assert (
+        min(about["test"][name] for name in ("logistic", "ridge", "forest")) < 0.05 < about["test"]["ngrams"]
+    )
+    assert about["advised"] in ("logistic", "ridge", "forest"), done.output
+    predicted = run("predict", tmp_path / "out", tmp_path / "dna.parquet", "--split", "test", "--json")
+    assert json.loads(predicted.stdout)["metrics"]["error"] < 0.05
+    pq.write_table(pa.table({"sequence": ["ACGTACGTACGU"]}), tmp_path / "other.parquet")
+    with pytest.raises(TransshipError, match="row 1 has the symbol 'U', which did not occur in training"):
+        run("predict", tmp_path / "out", tmp_path / "other.parquet")
 
 
 def test_the_page_has_all_pictures_of_the_paper(fitted: tuple[Path, Result]):
@@ -258,9 +302,9 @@ def test_mistakes_are_one_sentence(place: Path, tmp_path: Path, arguments: list[
 
 @pytest.mark.parametrize("option", ["base", "task", "kind", "stem", "missing", "predictor", "precision"])
 def test_what_is_chosen_from_a_list_is_refused_with_the_list(option: str):
-    done = CliRunner().invoke(command, ["fit", "out", "--train", "x", f"--{option}", "forest"])
+    done = CliRunner().invoke(command, ["fit", "out", "--train", "x", f"--{option}", "woods"])
     assert done.exit_code == 2
-    assert f"Invalid value for '--{option}': 'forest' is not one of" in done.output
+    assert f"Invalid value for '--{option}': 'woods' is not one of" in done.output
 
 
 @pytest.fixture

@@ -47,7 +47,10 @@ def data_options(function: Command) -> Command:
 )
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
-    "--train", required=True, metavar="DATA", help="Inputs with targets; of splits, only train is read."
+    "--train",
+    required=True,
+    metavar="DATA",
+    help="Inputs with targets; of splits, only train is learned.",
 )
 @data_options
 @click.option(
@@ -112,6 +115,12 @@ def fit_command(
 @click.argument("reference", metavar="DATA")
 @data_options
 @click.option("--split", default=None, help="Read one split only.")
+@click.option(
+    "--use",
+    default="auto",
+    show_default=True,
+    help="Which model answers: adapted, or a raw one by name; auto: the one that `adapt fit` advised.",
+)
 @click.option(
     "--out",
     default=None,

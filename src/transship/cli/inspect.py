@@ -148,7 +148,11 @@ def _adapted(folder: Path) -> Page:
     document = adapt.read_document(folder)
     about = document["about"]
     names = ("backbone", "task", "method", "metric", "rows", "validation", "baselines", "advice", "data")
-    facts = {"kind": "adapted", **{name: about.get(name) for name in names}, "inputs": document["inputs"]}
+    facts = {
+        "kind": "adapted",
+        **{name: about.get(name) for name in (*names, "test", "advised")},
+        "inputs": document["inputs"],
+    }
     size = " × ".join(map(str, [document["inputs"]["channels"], *document["inputs"]["size"]]))
     metric = about["metric"]
     lines = [
@@ -157,6 +161,7 @@ def _adapted(folder: Path) -> Page:
         f"{about['rows']['train']:,} training rows; validation {metric} {about['validation'][metric]:.4f}",
     ]
     lines += [f"raw {row['name']}: {row['validation']:.4f}" for row in about.get("baselines", [])]
+    lines += [f"test {metric} of {name}: {value:.4f}" for name, value in about.get("test", {}).items()]
     return _artifact(facts, lines + ([about["advice"]] if about.get("advice") else []))
 
 

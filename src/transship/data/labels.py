@@ -21,7 +21,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "id": ("id", "ids", "_id", "idx", "doc_id", "document_id", "uid", "key"),
     "text": (
         *("text", "sentence", "content", "document", "review", "question", "query", "utterance"),
-        *("message", "comment", "body", "abstract", "description", "texts"),
+        *("message", "comment", "body", "abstract", "description", "texts", "sequence"),
     ),
     "image": ("image", "img", "images", "picture", "photo", "pixels"),
     "series": ("series", "signal", "time_series", "timeseries", "values", "sequence", "waveform"),

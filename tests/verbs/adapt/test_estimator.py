@@ -229,7 +229,7 @@ def test_advice_needs_a_difference_that_chance_seldom_makes():
         ({"validation": 1.5}, "the share 1.5 is not between 0 and 1"),
         ({"method": "recrafd"}, "there is no method 'recrafd'"),
         ({"method": "recraft", "omega": -1.0}, "ω is -1.0"),
-        ({"base": "forest"}, "base: it is 'forest'"),
+        ({"base": "woods"}, "base: it is 'woods'"),
         ({"device": "abacus"}, "there is no device 'abacus'"),
         ({"device": "meta"}, "this machine has no meta"),
         ({"device": f"cuda:{torch.cuda.device_count()}"}, "this machine has no cuda:"),

@@ -2,13 +2,16 @@
 
 `model.safetensors` holds φ, body and head; `adapted.json` says how inputs and outputs are read and how the
 fit went; `config.json` is the body's; `source.safetensors` keeps the source's side for the bound;
-`base.safetensors` the raw model under the network. `README.md` and `transship.json` are the card.
+`base.safetensors` the raw model under the network; `raw.safetensors` all raw models. `README.md` and
+`transship.json` are the card.
 """
 
+import functools
 import hashlib
 import json
+import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +29,7 @@ from transship.atomic import atomic_folder
 from transship.checkpoints.card import Input, ModelCard
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks
+from transship.registry import unknown
 from transship.types import Array
 from transship.verbs.adapt.model.backbone import Backbone, Body, body_from_config, open_backbone
 from transship.verbs.adapt.model.embedder import Embedder, Shape
@@ -38,7 +42,8 @@ from transship.verbs.adapt.rows.targets import Targets
 
 FORMAT, VERSION = "transship.adapted", 1
 WEIGHTS, ABOUT, CONFIG = "model.safetensors", "adapted.json", "config.json"
-SOURCE, BASE = "source.safetensors", "base.safetensors"
+SOURCE, BASE, RAW = "source.safetensors", "base.safetensors", "raw.safetensors"
+ADAPTED = "adapted"  # what the network is called among the models that may answer
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +64,7 @@ class Adapted:
         snapshots: pooled φ(x) of some training rows during stage 1 and after stage 2, for the report; not
             saved.
         forward_rows: how many rows run at once.
+        raw: the raw models by name, best on the validation rows first; empty when nobody asked.
     """
 
     inputs: Inputs
@@ -72,6 +78,7 @@ class Adapted:
     base: BaseModel | None = None
     snapshots: Mapping[str, Tensor] = field(default_factory=dict)
     forward_rows: int = FORWARD_ROWS
+    raw: Mapping[str, RawModel] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -88,6 +95,20 @@ class Adapted:
         """Return outputs for raw inputs: the network's, on top of the base's where there is one."""
         outputs = self._over(values, self.network)
         return outputs if self.base is None else outputs + self.base.outputs(self.inputs.transform(values))
+
+    def named(self, use: str) -> str:
+        """Return which model answers: `adapted`, a raw model by name, or the one that was advised (auto)."""
+        if use == "auto":
+            return str(self.about.get("advised", ADAPTED))
+        if use not in (ADAPTED, *self.raw):
+            raise unknown(use, (ADAPTED, *self.raw), kind="model in this folder", where="--use")
+        return use
+
+    def outputs_of(self, name: str, values: Any) -> Array:
+        """Return outputs for raw inputs of the adapted model, or of a raw one in the same units."""
+        if name == ADAPTED:
+            return self.outputs(values)
+        return BaseModel(self.raw[name], self.targets).outputs(self.inputs.transform(values))
 
     def embedded(self, values: Any) -> Array:
         """Return token means of φ(x): where features of source and target are compared."""
@@ -175,6 +196,7 @@ def save_adapted(adapted: Adapted, folder: str | os.PathLike[str], *, force: boo
         "about": _timeless(adapted.about),
         "source": None if adapted.source is None else adapted.source.about(),
         "base": adapted.base is not None,
+        "raw": list(adapted.raw),
     }
     config: Any = network.body.model.config
     with atomic_folder(folder, force=force) as place:
@@ -184,12 +206,32 @@ def save_adapted(adapted: Adapted, folder: str | os.PathLike[str], *, force: boo
         if adapted.source is not None:
             (place / SOURCE).write_bytes(save(adapted.source.arrays()))
         if adapted.base is not None:
-            state = adapted.base.model.state()
-            tensors = {name: torch.from_numpy(np.array(value)) for name, value in sorted(state.items())}
-            (place / BASE).write_bytes(save(tensors))
+            (place / BASE).write_bytes(save(_tensors(adapted.base.model)))
+        if adapted.raw:
+            models = [_tensors(model, f"{name}/") for name, model in adapted.raw.items()]
+            (place / RAW).write_bytes(save(functools.reduce(operator.or_, models)))
         for name, text in _card(adapted).files().items():
             (place / name).write_text(text, encoding="utf-8")
     return Path(folder)
+
+
+def _tensors(model: RawModel, prefix: str = "") -> dict[str, Tensor]:
+    state = sorted(model.state().items())
+    return {prefix + name: torch.from_numpy(np.array(value)) for name, value in state}
+
+
+def _read_raw(file: Path, names: Sequence[str]) -> dict[str, RawModel]:
+    arrays = {name: value.numpy() for name, value in load(file.read_bytes()).items()} if names else {}
+    return {
+        name: RawModel.from_state(
+            {
+                key.removeprefix(f"{name}/"): array
+                for key, array in arrays.items()
+                if key.startswith(f"{name}/")
+            }
+        )
+        for name in names
+    }
 
 
 def read_adapted(folder: str | os.PathLike[str]) -> Adapted:
@@ -256,7 +298,8 @@ def _rebuild(
     if document["base"]:
         state = {name: value.numpy() for name, value in load((place / BASE).read_bytes()).items()}
         base = BaseModel(RawModel.from_state(state), targets)
-    return Adapted(inputs, targets, network, head_shape, source, document["about"], base=base)
+    raw = _read_raw(place / RAW, document.get("raw", []))
+    return Adapted(inputs, targets, network, head_shape, source, document["about"], base=base, raw=raw)
 
 
 def _timeless(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +326,8 @@ def _card(adapted: Adapted) -> ModelCard:
             Input("data", "rows and targets", about["data"]),
             *([Input("proxy", adapted.source.name, adapted.source.fingerprint)] if adapted.source else []),
         ],
-        metrics={f"validation {name}": value for name, value in about["validation"].items()},
+        metrics={f"validation {name}": value for name, value in about["validation"].items()}
+        | {f"test {about['metric']}, {name}": value for name, value in about.get("test", {}).items()},
         seed=about["seed"],
     )
 

@@ -15,14 +15,16 @@ from transship import parallel
 from transship.atomic import atomic_file, check_target
 from transship.checkpoints.footprint import Footprint
 from transship.data import find_model
-from transship.errors import OptionError
+from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
 from transship.progress import Progress, keeping
 from transship.registry import build_method
 from transship.report import Page
 from transship.types import Array
 from transship.verbs.adapt.adapted import (
+    ADAPTED,
     BASE,
+    RAW,
     SOURCE,
     WEIGHTS,
     Adapted,
@@ -91,10 +93,10 @@ def fit(
     """Fit on a data set and write the model; what `memory` does not hold is refused before it begins.
 
     Of a data set with splits only `train` is learned from, and `validation`, where there is one, is what it
-    chooses by; a test split is never read. The same holds for other data that `settings.validation` names:
-    its `validation` split, or all rows where it has no splits. With `settings.compare` the raw baselines come
-    first, and unless told otherwise the network stands on the best of them, and validation may choose that
-    one alone: on few rows random convolutions erred less than every adapted body that was measured.
+    chooses by. On `test` every model is measured once, after everything is chosen. Of other data that
+    `settings.validation` names, the `validation` split is read, or all rows where it has no splits. With
+    `settings.compare` the raw baselines come first, and unless told otherwise the network stands on the best
+    of them, and validation may choose that one alone.
     """
     reads = {"TRAIN": reference, "--backbone": settings.backbone, "--validation": settings.validation}
     target = check_target(folder, force=force, kind="folder", reads=reads)
@@ -122,11 +124,33 @@ def fit(
         )
     main = parallel.is_main()  # of several processes, one writes
     if main:
+        if "test" in dataset.split_sizes:
+            adapted = _tested(adapted, read_rows(reference, **columns, split="test")[0])
         save_adapted(adapted, folder, force=force)
         if work.is_dir() and not any(work.iterdir()):
             work.rmdir()
-    chosen_by = (split.held_inputs, split.held_targets)
-    return FitResult(adapted, Path(folder), settings, rows, chosen_by, main)
+    return FitResult(adapted, Path(folder), settings, rows, (split.held_inputs, split.held_targets), main)
+
+
+def _tested(adapted: Adapted, rows: Examples) -> Adapted:
+    """Return the model with the metric of every model on test rows, by name."""
+    try:
+        figures = _figures(adapted, rows)
+    except DataError as error:  # a class that training does not have costs these figures, not the model
+        note = f"the test split was not measured: {error.what}"
+        return replace(adapted, about={**adapted.about, "notes": [*adapted.about["notes"], note]})
+    return replace(adapted, about={**adapted.about, "test": figures})
+
+
+def _figures(adapted: Adapted, rows: Examples, **known: Array) -> dict[str, float]:
+    """Return the metric of every model on rows; `known` has outputs by name that are there already."""
+    metric = adapted.about["metric"]
+    return {
+        name: adapted.measured(
+            known[name] if name in known else adapted.outputs_of(name, rows.inputs), rows.targets
+        )[metric]
+        for name in (ADAPTED, *adapted.raw)
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,18 +160,25 @@ class Predictions:
     Attributes:
         values: predictions in the user's own values.
         metrics: on these rows, where they have targets.
+        model: whose they are: `adapted`, or a raw model's name.
+        metric: the one that the fit chose by.
+        figures: this metric for every model by name, where the rows have targets.
         rows: what was read.
         out: the file with them, or None.
     """
 
     values: Array
     metrics: Mapping[str, float]
+    model: str
+    metric: str
+    figures: Mapping[str, float]
     rows: Examples
     out: Path | None
 
     def page(self) -> Page:
         """Return what `transship adapt predict` says."""
-        return prediction_page(self.values, list(self.rows.ids), self.metrics, self.out)
+        figures = self.model, self.metric, self.figures
+        return prediction_page(self.values, list(self.rows.ids), self.metrics, self.out, figures)
 
 
 def predict(
@@ -157,12 +188,14 @@ def predict(
     column: str | None = None,
     label: str | None = None,
     split: str | None = None,
+    use: str = "auto",
     out: Path | None = None,
     force: bool = False,
     memory: MemoryBudget | None = None,
 ) -> Predictions:
     """Return predictions for a data set, with metrics where it has targets, and write them if asked.
 
+    `use` names the model that answers: `adapted`, a raw model, or the one that the fit advised (auto).
     `memory` decides how many rows run at once.
     """
     if out is not None:
@@ -171,17 +204,21 @@ def predict(
     kind = _kind_of(Path(folder))
     rows, _ = read_rows(reference, kind=kind, column=column, label=label, split=split, needs_targets=False)
     adapted = _read(folder, rows, memory, _predicting_bytes, f"predicting {len(rows.inputs):,} rows")
-    targets = adapted.targets
+    targets, model = adapted.targets, adapted.named(use)
     if out is not None:
         check_table(out, targets.shape)
     if rows.targets is not None:
         targets.truth(rows.targets)  # targets that do not fit are said before the rows run
-    outputs = adapted.outputs(rows.inputs)
+    outputs = adapted.outputs_of(model, rows.inputs)
     predicted = targets.decode(outputs)
-    metrics = adapted.measured(outputs, rows.targets) if rows.targets is not None else {}
+    metrics: Mapping[str, float] = {}
+    figures: Mapping[str, float] = {}
+    if rows.targets is not None:
+        metrics = adapted.measured(outputs, rows.targets)
+        figures = _figures(adapted, rows, **{model: outputs})
     if out is not None:
         _write(out, rows, predicted, adapted, outputs, force)
-    return Predictions(predicted, metrics, rows, out)
+    return Predictions(predicted, metrics, model, adapted.about["metric"], figures, rows, out)
 
 
 def bound(
@@ -268,8 +305,7 @@ def path(result: FitResult, points: int, *, seen: Progress | None = None) -> Fit
 def _refitted(result: FitResult, seen: Progress | None, **changes: Any) -> Adapted:
     """Return the same fit with other parameters."""
     settings = replace(result.settings, work=None, **changes)
-    adapted, _ = adapt(result.train.inputs, result.train.targets, settings, seen=seen)
-    return adapted
+    return adapt(result.train.inputs, result.train.targets, settings, seen=seen)[0]
 
 
 def _fitting_bytes(inputs: Array, settings: CommandSettings) -> int:
@@ -290,8 +326,9 @@ def _predicting_bytes(place: Path, inputs: Array) -> tuple[int, int]:
     The rows as arrays and as tensors; the files as bytes, as tensors and in the network; of the raw model
     under it the features of some rows.
     """
-    files = sum((place / name).stat().st_size for name in (WEIGHTS, BASE) if (place / name).exists())
-    features = FEATURE_ROWS * _BASELINE if (place / BASE).exists() else 0
+    files = sum((place / name).stat().st_size for name in (WEIGHTS, BASE, RAW) if (place / name).exists())
+    raw = any((place / name).exists() for name in (BASE, RAW))
+    features = FEATURE_ROWS * _BASELINE if raw else 0
     tokens = Shape.from_dict(read_document(place)["embedder"]).tokens
     return 4 * 4 * inputs.size + 3 * files + features, Footprint.of(str(place)).forward(1, tokens)
 

@@ -16,7 +16,7 @@ from transship import parallel
 from transship.errors import TransshipWarning
 from transship.numerics import derive_seed
 from transship.progress import Bars, Progress, quiet
-from transship.verbs.adapt.adapted import Adapted
+from transship.verbs.adapt.adapted import ADAPTED, Adapted
 from transship.verbs.adapt.model.backbone import Backbone
 from transship.verbs.adapt.model.embedder import Shape
 from transship.verbs.adapt.model.network import AdaptedNetwork, HeadShape, new_embedder, silence
@@ -164,6 +164,7 @@ def apply(plan: AdaptPlan, prepared: AdaptPrepared, watch: Progress = quiet) -> 
         plan.backbone,
         prepared.base,
         state.snapshots,
+        raw={result.name: result.model for result in prepared.raw},
     )
     checkpoints.clear()
     return _judged(plan, prepared, adapted)
@@ -174,14 +175,18 @@ def _judged(plan: AdaptPlan, prepared: AdaptPrepared, adapted: Adapted) -> Adapt
     targets, truth, split = plan.targets, plan.held_truth, plan.split
     outputs = adapted.outputs(split.held_inputs)
     validation = adapted.measured(outputs, split.held_targets)
-    sentence = ""
+    sentence, advised = "", ADAPTED
     if prepared.raw:
         best, rows = prepared.raw[0], plan.held.inputs.numpy()
         own = targets.prediction(outputs), targets.scores(outputs)
-        raw = best.model.predict(rows).reshape(own[0].shape), best.model.scores(rows)
+        predicted, scores = best.model.answers(rows)
+        raw = predicted.reshape(own[0].shape), scores
         chance = paired_test(plan.metric, truth, own, raw, seed=derive_seed(plan.settings.seed, "advice"))
-        sentence = advice(validation[plan.metric.name], len(truth), plan, best, chance)
-    return replace(adapted, about={**adapted.about, "validation": validation, "advice": sentence})
+        figure = validation[plan.metric.name]
+        sentence = advice(figure, len(truth), plan, best, chance)
+        advised = ADAPTED if chance < SURE and figure < best.validation else best.name
+    judged = {"validation": validation, "advice": sentence, "advised": advised}
+    return replace(adapted, about={**adapted.about, **judged})
 
 
 def _about(plan: AdaptPlan, prepared: AdaptPrepared) -> dict[str, Any]:

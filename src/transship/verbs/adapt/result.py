@@ -21,12 +21,15 @@ from transship.report import (
     library_versions,
 )
 from transship.types import Array
-from transship.verbs.adapt.adapted import Adapted
+from transship.verbs.adapt.adapted import ADAPTED, Adapted
 from transship.verbs.adapt.bound import Bound
 from transship.verbs.adapt.model.source import SourceSide
 
 POINTS = 300  # per cloud: what a browser draws and t-SNE finishes at once
-FACTS = ("backbone", "task", "method", "metric", "rows", "validation", "baselines", "advice", "notes", "data")
+FACTS = (
+    *("backbone", "task", "method", "metric", "rows", "validation", "baselines", "test", "advised"),
+    *("advice", "notes", "data"),
+)
 TITLES = {
     "start": "before stage 1: the untrained embedder, from which naive fine-tuning would start",
     "fa": "after FA",
@@ -136,17 +139,29 @@ def bound_page(bound: Bound, model: str) -> Page:
 
 
 def prediction_page(
-    predicted: Array, ids: Sequence[Any], metrics: Mapping[str, float], out: Path | None
+    predicted: Array,
+    ids: Sequence[Any],
+    metrics: Mapping[str, float],
+    out: Path | None,
+    figures: tuple[str, str, Mapping[str, float]],
 ) -> Page:
-    """Return what `transship adapt predict` says."""
+    """Return what `transship adapt predict` says; `figures`: who answers, the metric, its value by model."""
+    model, metric, by_model = figures
     facts = {
+        "model": model,
+        "models": {"metric": metric, **by_model} if by_model else None,
         "rows": len(predicted),
         "metrics": metrics,
         "predictions": predicted.tolist() if out is None else None,
         "out": None if out is None else str(out),
     }
     shown = {name: f"{value:.4f}" for name, value in metrics.items() if value == value}
-    blocks: list[Block] = [Facts(facts, shown=False), Facts(shown, in_json=False)]
+    answers = {"model": _title(model), **shown}
+    blocks: list[Block] = [Facts(facts, shown=False), Facts(answers, in_json=False)]
+    if len(by_model) > 1:
+        columns: list[str | Column] = ["model", Column(metric, 4, "min", help="smaller is better")]
+        rows = [[_title(name), value] for name, value in by_model.items()]
+        blocks.append(Table(columns, rows, "Every model on these rows; --use NAME lets another one answer."))
     if out is not None:
         blocks.append(Text(f"{len(predicted):,} predictions in {out}"))
     elif not metrics:
@@ -160,17 +175,32 @@ def _choice(adapted: Adapted, folder: Path | None) -> list[Block]:
     metric = about["metric"]
     facts = {"model": folder} | {name: about.get(name) for name in FACTS}
     facts |= {"stage1": about["stage1"], "history": about["history"], "seconds": dict(seconds)}
-    rows = [[f"adapted ({about['method']})", about["validation"][metric]]]
-    rows += [[f"raw {row['name']}", row["validation"]] for row in about.get("baselines", [])]
+    test = about.get("test", {})
+    figures = {ADAPTED: about["validation"][metric]}
+    figures |= {row["name"]: row["validation"] for row in about.get("baselines", [])}
+    parts = ["validation", "test"] if test else ["validation"]
+    caption = "Validation rows choose, and test rows are measured once after that."
     table = Table(
-        ["model", Column(f"validation {metric}", 4, "min", help="smaller is better")],
-        rows,
-        "Validation rows choose; they are no test set.",
+        ["model", *(Column(f"{part} {metric}", 4, "min", help="smaller is better") for part in parts)],
+        [
+            [_title(name, about["method"]), value, *([test.get(name)] if test else [])]
+            for name, value in figures.items()
+        ],
+        caption if test else "Validation rows choose; they are no test set.",
     )
     sentence = str(about.get("advice") or "")
-    advice = [Text(sentence[0].upper() + sentence[1:] + ".", tone="note")] if sentence else []
+    served = _title(str(about.get("advised", ADAPTED)), about["method"])
+    sentence = (
+        f"{sentence[:1].upper()}{sentence[1:]}. `adapt predict` answers with {served}" if sentence else ""
+    )
+    advice = [Text(f"{sentence}.", tone="note")] if sentence else []
     notes = [Text(note, tone="warning") for note in about["notes"]]
     return [Facts(facts, shown=False), table, *notes, *advice]
+
+
+def _title(name: str, method: str = "") -> str:
+    """Return how a page calls a model."""
+    return f"raw {name}" if name != ADAPTED else f"{ADAPTED} ({method})" if method else ADAPTED
 
 
 def _training(about: Mapping[str, Any], seconds: Mapping[str, float]) -> list[Block]:

@@ -19,6 +19,7 @@ from transship.fields import setting
 
 Kind = Literal["auto", "series", "grid", "tokens", "tabular"]
 Missing = Literal["refuse", "fill"]
+Base = Literal["none", "auto", "rocket", "minirocket", "ridge", "logistic", "ngrams", "forest"]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -39,7 +40,7 @@ class Settings:
         stem: what a token sees of a series: its patch, longer windows too, or random convolutions.
         missing: refuse rows with NaN, or fill NaN with the channel's mean.
         predictor: a linear head, label transport (Λ over source labels), or a dense head without weights.
-        base: the raw model that the network corrects: none, rocket, ridge, logistic, or the best (auto).
+        base: the raw model that the network corrects: none, one by name, or the best (auto).
         freeze_embedder: leave the embedder as stage 1 made it.
         lora_rank: train the body by LoRA factors of this rank; 0 trains the weights.
         omega: a number ω, or grid for the smallest that keeps the accuracy of the source's head.
@@ -81,7 +82,7 @@ class Settings:
     stem: Literal["patch", "multiscale", "rocket"] = "patch"
     missing: Missing = "refuse"
     predictor: Literal["linear", "transport", "pooled"] = "linear"
-    base: Literal["none", "auto", "rocket", "ridge", "logistic"] = "none"
+    base: Base = "none"
     freeze_embedder: bool = False
     lora_rank: int = 0
     omega: float | str = "grid"
@@ -167,7 +168,7 @@ class CommandSettings(Settings):
         compare: whether the raw baselines are run.
     """
 
-    base: Literal["none", "auto", "rocket", "ridge", "logistic"] = "auto"
+    base: Base = "auto"
     compare: bool = setting(True, negative="--no-baseline", help="Do not run the raw baselines.")
 
 

@@ -2,10 +2,12 @@ import time
 
 import numpy as np
 import pytest
+from sklearn.ensemble import RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, RidgeCV
 
 from transship.errors import DataError, OptionError
 from transship.geometry.ridge import STRENGTHS
+from transship.numerics import derive_seed
 from transship.verbs.adapt.raw.fit import fit_raw, raw_baselines, raw_names
 from transship.verbs.adapt.raw.models import RawModel
 from transship.verbs.adapt.rows.metrics import METRICS
@@ -114,14 +116,86 @@ def test_a_dense_target_on_other_places_has_no_convolutions():
     assert {result.name for result in found} == {"constant", "ridge"}
 
 
-def test_tokens_are_counted():
-    generator = np.random.default_rng(0)
-    inputs = generator.integers(10, 200, (100, 12))
-    labels = generator.integers(0, 2, 100)
-    inputs[labels == 1, 3] = 7
-    found = raw_baselines(inputs, labels, inputs, labels, task="classification", tokens=True)
-    assert {result.name for result in found} == {"constant", "logistic", "ridge"}
-    assert min(result.validation for result in found) == 0.0
+def symbols(rows: int, seed: int, length: int = 24) -> tuple[np.ndarray, np.random.Generator]:
+    generator = np.random.default_rng(seed)
+    return generator.integers(0, 4, (rows, length)), generator
+
+
+def counted(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Symbols whose class is how often one of them occurs, anywhere."""
+    ids, generator = symbols(rows, seed)
+    labels = generator.integers(0, 2, rows)
+    ids[(generator.random(ids.shape) < 0.4) & (labels == 1)[:, None]] = 2
+    return ids, labels
+
+
+def placed(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Symbols whose class stands at one place."""
+    ids, _ = symbols(rows, seed)
+    return ids, (ids[:, 7] // 2).astype(int)
+
+
+def ordered(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Symbols of equal counts and places; in one class 1 and 2 are neighbours, in either order."""
+    ids, generator = symbols(rows, seed, length=12)
+    labels, ids = generator.integers(0, 2, rows), 3 * (ids // 2)
+    for row, label in enumerate(labels):
+        first = generator.integers(0, 12)
+        second = (first + (generator.choice([1, 11]) if label else generator.integers(3, 10))) % 12
+        ids[row, [first, second]] = [1, 2]
+    return ids, labels
+
+
+@pytest.mark.parametrize(
+    ("problem", "sees", "blind"),
+    [
+        (counted, {"ngrams", "logistic", "rocket"}, set()),
+        (placed, {"logistic", "ridge", "forest"}, {"ngrams"}),
+        (ordered, {"ngrams", "rocket"}, {"logistic", "ridge"}),
+    ],
+)
+def test_symbols_are_decided_by_what_a_raw_model_of_them_sees(problem, sees: set[str], blind: set[str]):
+    (ids, labels), (fresh, truth) = problem(300, 0), problem(300, 1)
+    one_hot = [np.eye(4, dtype=np.float32)[part].transpose(0, 2, 1) for part in (ids, fresh)]
+    found = {
+        result.name: result.validation
+        for result in raw_baselines(one_hot[0], labels, one_hot[1], truth, task="classification", tokens=True)
+    }
+    assert set(found) == {"constant", "logistic", "ridge", "ngrams", "rocket", "forest"}
+    assert max(found[name] for name in sees) < 0.15
+    assert min((found[name] for name in blind), default=0.5) > 0.3
+
+
+def test_symbols_of_many_kinds_are_counted_and_their_places_left_out():
+    assert raw_names("classification", (1024, 60), tokens=True) == ("constant", "ngrams", "rocket")
+
+
+@pytest.mark.parametrize("task", ["classification", "multilabel", "regression"])
+def test_a_forest_says_what_scikit_learns_does_and_what_trees_say_of_rows_they_have_not_seen(task: str):
+    inputs, labels = classes()
+    targets = {
+        "classification": labels,
+        "multilabel": np.eye(3, dtype=int)[labels],
+        "regression": inputs[:, 0, 3],
+    }[task]
+    model = fit_raw("forest", inputs, targets, task=task)
+    same = RandomForestRegressor(
+        300,
+        max_features=1 / 3 if task == "regression" else "sqrt",
+        oob_score=True,
+        random_state=derive_seed(0, "raw forest") % 2**32,
+    )
+    flat = inputs.reshape(len(inputs), -1)
+    same.fit(flat, np.eye(3)[labels] if task == "classification" else targets)
+    fresh = classes(seed=3)[0]
+    expected = same.predict(fresh.reshape(len(fresh), -1))
+    made = model.scores(fresh) if task != "regression" else model.outputs(fresh)
+    np.testing.assert_allclose(made.reshape(expected.shape), expected, atol=5e-3)
+    unseen = model.unseen(inputs)
+    if task == "regression":
+        np.testing.assert_allclose(unseen.reshape(-1), same.oob_prediction_.reshape(-1), atol=1e-6)
+    else:
+        assert ((unseen > np.log(1 / 3)) == (same.oob_prediction_ > 1 / 3)).mean() > 0.9
 
 
 def test_missing_values_are_filled_with_the_mean_of_their_place():
@@ -143,7 +217,7 @@ def test_a_class_that_training_lacks_gets_an_output():
         assert model.predict(inputs).max() < 3
 
 
-@pytest.mark.parametrize("name", ["constant", "logistic", "ridge", "rocket"])
+@pytest.mark.parametrize("name", ["constant", "logistic", "ridge", "rocket", "minirocket", "forest"])
 def test_a_model_comes_back_from_plain_arrays(name: str):
     inputs, labels = classes()
     model = fit_raw(name, inputs, labels, task="classification", kernels=30)

@@ -1,4 +1,4 @@
-"""What a user would try first: linear models on the raw values and on random convolutions of them.
+"""What a user would try first: linear models of raw values and random convolutions, and a random forest.
 
 `raw_baselines` fits each in seconds and scores it on the validation rows, so that an adapted model never
 stands alone; `fit_base` fits the one that the network corrects. Penalties are chosen by exact leave-one-out
@@ -20,10 +20,13 @@ from transship.geometry import LinearMap, Moments, ridge, ridge_loo
 from transship.numerics import derive_seed
 from transship.registry import unknown
 from transship.types import Array
+from transship.verbs.adapt.raw.convolutions import draw_convolutions
+from transship.verbs.adapt.raw.forest import fit_forest, linear
+from transship.verbs.adapt.raw.minirocket import TAPS, draw_minirocket
 from transship.verbs.adapt.raw.models import (
     BaseModel,
+    Drawn,
     RawModel,
-    draw_convolutions,
     features,
     filled,
     in_units,
@@ -45,7 +48,8 @@ KERNELS = {1: 1500, 2: 512}  # by axes of space
 FIELD_KERNELS = 256
 MOST_ROWS = 6000
 FOLDS = 5  # by which a base without leave-one-out says what it makes of rows that it has not seen
-_NAMES = ("constant", "logistic", "ridge", "rocket")
+POSITIONS = 50_000  # symbols times places: above that, one-hot positions are left out
+_NAMES = ("constant", "logistic", "ridge", "ngrams", "rocket", "minirocket", "forest")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +57,7 @@ class RawResult:
     """A baseline with its figure on the validation rows.
 
     Attributes:
-        name: constant, logistic, ridge or rocket.
+        name: constant, logistic, ridge, ngrams, rocket, minirocket or forest.
         validation: the metric, the smaller the better.
         seconds: CPU seconds of fitting and predicting.
         model: the fitted model.
@@ -65,13 +69,26 @@ class RawResult:
     model: RawModel
 
 
-def raw_names(task: str, *, tokens: bool = False, same_space: bool = True) -> tuple[str, ...]:
-    """Return the baselines that exist for a task: logistic regression needs classes, ROCKET an order."""
+def raw_names(
+    task: str, shape: tuple[int, ...] = (1, TAPS), *, tokens: bool = False, same_space: bool = True
+) -> tuple[str, ...]:
+    """Return the baselines that exist for a task and rows of a shape.
+
+    Logistic regression needs classes, ROCKET an order, MiniRocket series of nine values, n-grams symbols.
+    """
     if task not in TASKS:
         raise unknown(task, TASKS, kind="task", where="task")
     without = set() if task in ("classification", "multilabel") else {"logistic"}
-    if tokens or (task == "dense" and not same_space):
-        without.add("rocket")
+    if task == "dense":
+        without |= (
+            {"minirocket", "forest"} if same_space and not tokens else {"minirocket", "forest", "rocket"}
+        )
+    if tokens or len(shape) > 2 or shape[-1] < TAPS:
+        without.add("minirocket")
+    if not tokens:
+        without.add("ngrams")
+    elif np.prod(shape) > POSITIONS:
+        without |= {"logistic", "ridge", "forest"}
     return tuple(name for name in _NAMES if name not in without)
 
 
@@ -100,19 +117,20 @@ def raw_baselines(
         seed: of the random kernels.
         names: which; all that exist by default.
         kernels: of the random convolutions; 1,500 for series and 512 for grids by default.
-        tokens: inputs are ids of tokens, which are counted.
+        tokens: inputs are one-hot symbols [rows, symbols, length].
     """
     if metric is None:
         measure = default_metric(task)
     else:
         measure = find_metric(metric, task) if isinstance(metric, str) else metric
-    same = _same_space(plain_rows(inputs), np.asarray(targets), task)
-    wanted = raw_names(task, tokens=tokens, same_space=same) if names is None else names
+    rows = plain_rows(inputs)
+    same = _same_space(rows, np.asarray(targets), task)
+    wanted = raw_names(task, rows.shape[1:], tokens=tokens, same_space=same) if names is None else names
     results = []
     for name in wanted:
         start = time.process_time()
         model = fit_raw(name, inputs, targets, task=task, seed=seed, kernels=kernels, tokens=tokens)
-        predicted, scores = model.predict(validation_inputs), model.scores(validation_inputs)
+        predicted, scores = model.answers(validation_inputs)
         if task in ("regression", "dense"):
             predicted = predicted.reshape(np.shape(validation_targets))
         figure = measure(validation_targets, predicted, scores)
@@ -151,23 +169,35 @@ def fit_raw(
     draw = derive_seed(seed, "raw kernels")
     if name == "rocket" and task == "dense":
         return _field_model(rows, wanted, target, fill, kernels or FIELD_KERNELS, draw)
-    sees, convolutions = "counts" if tokens else "values", None
-    if name == "rocket":
-        rows = rows[:, None] if rows.ndim == 2 else rows
-        count = kernels or KERNELS[rows.ndim - 2]
-        sees, convolutions = "convolutions", draw_convolutions(torch.from_numpy(rows), count, seed=draw)
+    sees, convolutions = _sight(name, rows, kernels, draw)
     seen = features(rows, sees, convolutions)
+    if name == "forest":
+        forest, unseen = fit_forest(seen, wanted, task, encoded.shape[1], derive_seed(seed, "raw forest"))
+        nothing, held = np.zeros((0, 0), np.float32), linear(unseen, task).reshape(-1, *target)
+        empty = (nothing, nothing, 1.0, fill)
+        return RawModel(name, task, sees, target, *empty, forest=forest, left_out=held, fitted_on=kept)
     centre, scale = seen.mean(0), seen.std(0)
     scale = np.where(scale > 1e-6 * (np.abs(centre) + 1e-30), scale, 1.0).astype(np.float32)
     seen = (seen - centre) / scale
-    if name == "logistic":
+    if name == "logistic" or (name == "ngrams" and task in ("classification", "multilabel")):
         weight, bias = _logistic(seen, wanted, task, target[0])
         sharpness, details, left_out = 1.0, {"C": 1.0}, None
     else:
         weight, bias, sharpness, details, left_out = _ridge(seen, encoded, wanted, task)
         left_out = left_out.reshape(-1, *target)
     scaling = (sharpness, fill, centre, scale)
-    return RawModel(name, task, sees, target, weight, bias, *scaling, convolutions, details, left_out, kept)
+    own: Any = {"convolutions": convolutions, "details": details, "left_out": left_out, "fitted_on": kept}
+    return RawModel(name, task, sees, target, weight, bias, *scaling, **own)
+
+
+def _sight(name: str, rows: Array, kernels: int | None, seed: int) -> tuple[str, Drawn | None]:
+    """Return what a baseline sees of rows, with the kernels that it draws for them."""
+    if name not in ("rocket", "minirocket"):
+        return "ngrams" if name == "ngrams" else "values", None
+    tensors = torch.from_numpy(rows[:, None] if rows.ndim == 2 else rows)
+    if name == "minirocket":
+        return "convolutions", draw_minirocket(tensors, seed=seed)
+    return "convolutions", draw_convolutions(tensors, kernels or KERNELS[tensors.ndim - 2], seed=seed)
 
 
 def fit_base(
@@ -336,7 +366,7 @@ def _same_space(rows: Array, wanted: Array, task: str) -> bool:
 
 
 def _check(name: str, rows: Array, wanted: Array, task: str, tokens: bool) -> None:
-    known = raw_names(task, tokens=tokens, same_space=_same_space(rows, wanted, task))
+    known = raw_names(task, rows.shape[1:] or (1,), tokens=tokens, same_space=_same_space(rows, wanted, task))
     if name not in known:
         raise unknown(name, known, kind=f"raw baseline of {task}", where="raw baselines")
     if not 2 <= rows.ndim <= 4:

@@ -6,7 +6,7 @@ Checked by name, scaled per channel as the training set says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +37,7 @@ class Inputs:
         std: the same.
         missing: whether NaN are refused or filled with the channel's mean.
         tabular: whether columns have scales of their own.
+        symbols: of tokens that come as text, the letters in the order of their ids; empty for ids.
     """
 
     kind: Literal["series", "grid", "tokens"]
@@ -46,10 +47,14 @@ class Inputs:
     std: NDArray[np.float32]
     missing: Missing = "refuse"
     tabular: bool = False
+    symbols: str = ""
 
     @classmethod
     def fit(cls, values: Any, *, kind: Kind = "auto", missing: Missing = "refuse") -> Inputs:
         """Read the training rows: their kind, shape and scales."""
+        if kind == "tokens" and _is_text(values):
+            symbols = "".join(sorted(set("".join(map(str, values)))))
+            return replace(cls._fit_tokens(_spelled(values, symbols)), symbols=symbols)
         array = _numbers(values)
         kind = _kind(array, kind)
         if kind == "tokens":
@@ -103,7 +108,7 @@ class Inputs:
 
         A shape other than that of the training rows is refused.
         """
-        array = _numbers(values)
+        array = _spelled(values, self.symbols) if self.symbols else _numbers(values)
         if self.kind == "tokens":
             _check_tokens(array)
             if array.shape[1:] != self.size:
@@ -132,6 +137,7 @@ class Inputs:
             "size": list(self.size),
             "missing": self.missing,
             "tabular": self.tabular,
+            "symbols": self.symbols,
         }
 
     @classmethod
@@ -145,7 +151,28 @@ class Inputs:
             std,
             facts["missing"],
             bool(facts["tabular"]),
+            facts.get("symbols", ""),
         )
+
+
+def _is_text(values: Any) -> bool:
+    return len(values) > 0 and isinstance(values[0], str)
+
+
+def _spelled(values: Any, symbols: str) -> NDArray[np.int64]:
+    """Return the ids of texts of one length, letter by letter [rows, length]."""
+    if not _is_text(values):
+        raise DataError("inputs are no text, and the model reads symbols", where="X", fix="give text")
+    texts, codes = [str(value) for value in values], {symbol: place for place, symbol in enumerate(symbols)}
+    for row, text in enumerate(texts, 1):
+        unknown = next((symbol for symbol in text if symbol not in codes), None)
+        if unknown is not None:
+            what = f"row {row} has the symbol {unknown!r}, which did not occur in training"
+            raise DataError(what, where="X", fix="leave such rows out, or train on data that has them")
+        if len(text) != len(texts[0]):
+            what = f"row 1 has {len(texts[0])} symbols and row {row} has {len(text)}"
+            raise DataError(what, where="X", fix="cut or fill them up to one length")
+    return np.array([[codes[symbol] for symbol in text] for text in texts], np.int64)
 
 
 def _numbers(values: Any) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,12 @@ def read_rows(
     needs_targets: bool = True,
 ) -> tuple[Examples, Dataset]:
     """Read a data set as arrays: series, arrays, vectors, or images as [rows, channels, height, width]."""
-    asked: Any = {"series": "series", "tabular": "array", "tokens": "array", "grid": None}.get(kind)
-    dataset = data.load(reference, asked, column=column, label=label)
+    asked: Any = {"series": "series", "tabular": "array", "grid": None}.get(kind)
+    load: Any = _load_symbols if kind == "tokens" else data.load
+    dataset = load(reference, asked, column=column, label=label)
     if split is not None and dataset.splits is not None:
         dataset = dataset.split(split)
-    if dataset.kind in ("text", "pair"):
+    if dataset.kind in ("text", "pair") and kind != "tokens":
         raise DataError(
             f"it holds {dataset.kind}, which the backbone reads already",
             where=dataset.name,
@@ -53,7 +55,19 @@ def read_rows(
     return Examples(_arrays(dataset), _named(dataset), dataset.ids, dataset.name), dataset
 
 
+def _load_symbols(reference: Any, _: Any, **columns: Any) -> Dataset:
+    """Read symbols: ids as numbers, or letters as text."""
+    try:
+        return data.load(reference, "array", **columns)
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            return data.load(reference, "text", pair=False, **columns)
+        raise error
+
+
 def _arrays(dataset: Dataset) -> Array:
+    if dataset.kind == "text":
+        return np.asarray(list(dataset.inputs))
     if dataset.kind != "image":
         return np.asarray(dataset.inputs)
     pictures = [np.asarray(dataset.inputs[row], dtype=np.float32) / 255.0 for row in range(len(dataset))]

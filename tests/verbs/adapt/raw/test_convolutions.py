@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from transship.verbs.adapt.raw.models import RandomConvolutions, draw_convolutions
+from transship.verbs.adapt.raw.convolutions import RandomConvolutions, draw_convolutions
 
 
 def series(rows: int = 40, channels: int = 2, length: int = 50, seed: int = 0) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_chunks_do_not_change_features(monkeypatch: pytest.MonkeyPatch):
     rows = series()
     drawn = draw_convolutions(rows, 30, seed=0)
     whole = drawn.features(rows)
-    monkeypatch.setattr("transship.verbs.adapt.raw.models._ELEMENTS", 500)
+    monkeypatch.setattr("transship.verbs.adapt.raw.convolutions._ELEMENTS", 500)
     torch.testing.assert_close(drawn.features(rows), whole)
 
 
