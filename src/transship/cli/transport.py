@@ -127,13 +127,18 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
         click.echo(terminal.render(plan.page()), err=True)
     with writing(out):
         result = transport.carry_out(plan, progress=quiet if as_json else Bars())
-        if parallel.is_main():
+        idle = result.does_nothing and not force
+        if parallel.is_main() and not idle:
             result.save(out, force=force)
     if parallel.is_main():
         page = result.page()
-        written = Section("", [Facts({"out": str(out)})])
+        written = Section("", [Facts({"out": "not written" if idle else str(out)})])
         page = dataclasses.replace(page, sections=[*page.sections, written])
         show(page, as_json=as_json, report=report, force=force)
+        if idle:
+            result.save(out)  # refuses, and says why
+        for warning in result.warnings:
+            click.echo(f"warning: {warning}", err=True)
     if files.prepared is None and parallel.agreed(True):  # once it is written, nobody needs them
         plan.forget()
 

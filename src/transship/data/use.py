@@ -66,6 +66,18 @@ def unused_rows(data: Dataset, used: Iterable[Sequence[Any]]) -> NDArray[np.int6
     return np.array(fresh, dtype=np.int64)
 
 
+def distinct_rows(data: Dataset, used: Iterable[Sequence[Any]]) -> NDArray[np.int64]:
+    """Return the numbers of the first rows of each content that is none of `used`."""
+    seen = {row_digest(rows, row) for rows in used for row in range(len(rows))}
+    fresh = []
+    for row in range(len(data)):
+        digest = row_digest(data.inputs, row)
+        if digest not in seen:
+            seen.add(digest)
+            fresh.append(row)
+    return np.array(fresh, dtype=np.int64)
+
+
 def held_out(targets: NDArray[Any], share: float, seed: int) -> NDArray[np.int64]:
     """Return the numbers of rows to choose by: a share of all, drawn by seed.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Text,
     )
     from transship.report.html import library_versions
-    from transship.report.values import Spread
+    from transship.report.values import Spread, short_name
 else:
     __getattr__, __dir__ = door(__name__)
 
@@ -44,5 +44,6 @@ __all__ = [
     "json",
     "library_versions",
     "markdown",
+    "short_name",
     "terminal",
 ]

@@ -30,6 +30,13 @@ def clean(text: object) -> str:
     return _UNPRINTABLE.sub("\ufffd", str(text).replace("\r\n", "\n").replace("\r", "\n"))
 
 
+def short_name(reference: str) -> str:
+    """Return what a reader calls a file or folder: its own name, not where it lies. Hub ids stay."""
+    parts = [part for part in re.split(r"[/\\]", reference) if part not in ("", ".", "..", "~")]
+    local = reference.startswith(("/", ".", "~")) or len(parts) > 2 or re.match(r"[A-Za-z]:[\\/]", reference)
+    return parts[-1] if parts and local else reference
+
+
 def plain(value: Any) -> Any:
     """Return numpy arrays and scalars as lists and numbers, anything else as it is."""
     if isinstance(value, (str, bytes, int, float, bool, type(None), Spread)):

@@ -18,6 +18,7 @@ from transship.report import (
     Text,
     json,
     library_versions,
+    short_name,
 )
 from transship.report.blocks import Block
 from transship.report.figures import heat_map, lines
@@ -25,6 +26,7 @@ from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.models import Participant
 from transship.verbs.transport.move import Moved
 from transship.verbs.transport.scores import Scores
+from transship.verbs.transport.verdict import Verdict, on_test, on_validation
 
 _CHOSEN_BY = {
     "validation": "the best on validation labels",
@@ -78,6 +80,8 @@ class Account:
         head: a carried head, or None.
         candidates: what `auto` compared.
         compared_on: which inputs it compared them on.
+        majority: the share of the most common class among the labels that chose the strength.
+        labels: how many these were.
         metrics: measured quality by name.
         adapter: whether the update came, and is saved, as an adapter.
         notes: sentences for the user.
@@ -100,6 +104,44 @@ class Account:
     inputs: Sequence[Input] = ()
     measured: Scores | None = None
     compared_on: str = ""
+    majority: float | None = None
+    labels: int = 0
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the result is worth on rows with labels: test rows, else those that chose the strength."""
+        head = self.head
+        if self.measured is not None:
+            tested = on_test(
+                self.measured,
+                carried=head is not None,
+                inputs=0 if head is None else head.inputs,
+                moved=self.strength != 0.0 and bool(self.moved.dense),
+            )
+            if tested is not None:
+                return tested
+        if self.choice.by == "validation" and self.labels:
+            return on_validation(self.choice.score, self.majority, self.labels)
+        return None
+
+    @property
+    def still(self) -> bool:
+        """Whether no weight of the target moved."""
+        return self.strength == 0.0 or not self.moved.dense
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user must be warned of, a sentence each."""
+        verdict = self.verdict
+        return [
+            *([] if verdict is None else verdict.warnings),
+            *([self._nothing()] if self.still else []),
+        ]
+
+    def _nothing(self) -> str:
+        head = "" if self.head is None else "; only the head is new"
+        best = "" if self.choice.by == "given" else ", because no strength did better than 0"
+        return f"nothing was moved{best}: the target's body is as it was{head}"
 
     @property
     def strength(self) -> float:
@@ -117,24 +159,24 @@ class Account:
 
     def page(self, command: str = "transship transport") -> Page:
         """Return the whole, for a terminal, JSON, Markdown and HTML."""
-        notes: list[Block] = [Text(note) for note in self.notes]
-        sections = [Section("", [*notes, Facts(self._facts(), shown=False)])]
+        source, tuned, target = (short_name(model.name) for model in (self.source, self.tuned, self.target))
+        sections = [Section("Result", [*self._result(), Facts(self._facts(), shown=False)])]
+        if self.measured is not None:
+            sections.append(Section("Test", self.measured.blocks()))
         sections.append(Section("Methods compared" if self.candidates else "", [self._candidates()]))
-        sections.append(Section("At a glance", [self._key_figures()]))
+        sections.append(Section("At a glance", [self._key_figures(), *map(Text, self.notes)]))
         if len(self.choice.curve) > 1:
             sections.append(Section("Strength", [self._curve()]))
         if self.metrics:
             values = [[name, value] for name, value in self.metrics.items()]
             table = Table(["measure", Column("value", decimals=4)], values)
             sections.append(Section("Measured", [table], detail=True))
-        if self.measured is not None:
-            sections.append(Section("Test", self.measured.blocks()))
         sections.append(Section("Alignment", list(self._alignment()), detail=True))
         sections.append(Section("What moved", [self._layers()], detail=True))
         sections.append(Section("What did not move, and why", list(self._left())))
         return Page(
-            f"{self.tuned.name} on {self.target.name}",
-            f"What {self.tuned.name} learned on top of {self.source.name} was moved to {self.target.name} "
+            f"{tuned} on {target}",
+            f"What {tuned} learned on top of {source} was moved to {target} "
             f"by {self.method} at strength {self.strength:g} ({self._how}).",
             sections,
             Provenance(
@@ -144,6 +186,13 @@ class Account:
                 library_versions(),
             ),
         )
+
+    def _result(self) -> Iterator[Block]:
+        verdict = self.verdict
+        if verdict is not None:
+            yield Text(verdict.sentence, "plain" if verdict.warnings else "good")
+        for warning in self.warnings:
+            yield Text(warning[0].upper() + warning[1:] + ".", "warning")
 
     @property
     def _how(self) -> str:
@@ -168,6 +217,7 @@ class Account:
             "layers": [dataclasses.asdict(layer) | {"kept": layer.kept} for layer in self.moved.layers],
             "head": None if head is None else {"inputs": head.inputs, "kept": head.kept, **head.details},
             "notes": list(self.notes),
+            "warnings": self.warnings,
         }
 
     def _key_figures(self) -> KeyFigures:
@@ -177,20 +227,18 @@ class Account:
         figures = [
             KeyFigure("method", self.method),
             KeyFigure("strength", self.strength, self._how),
-            KeyFigure(
-                "tensors moved",
-                len(moved.dense) if self.strength else 0,
-                f"{len(moved.left)} listed as not moved"
-                if self.strength
-                else "the target's body is untouched",
-            ),
-            KeyFigure("norm kept", kept, "‖τ_B‖ / ‖τ_A‖ over all moved tensors"),
         ]
-        if residuals:
+        if self.still:
+            figures.append(KeyFigure("moved", "nothing", "the target's body is untouched"))
+        else:
+            left = f"{len(moved.left)} listed as not moved"
+            figures.append(KeyFigure("tensors moved", len(moved.dense), left))
+            figures.append(KeyFigure("norm kept", kept, "‖τ_B‖ / ‖τ_A‖ over all moved tensors"))
+        if residuals and not self.still:
             mean = sum(residuals) / len(residuals)
             figures.append(KeyFigure("mean residual", mean, "of output maps; 0 is perfect"))
         if choice.curve:
-            figures.append(KeyFigure(choice.by, choice.score, "at the chosen strength", "good"))
+            figures.append(KeyFigure(choice.by, choice.score, "at the chosen strength"))
         if self.head is not None:
             kept_inputs = f"inputs, {self.head.kept} kept"
             figures.append(KeyFigure("head fitted on", self.head.inputs, kept_inputs))

@@ -172,7 +172,15 @@ def _table(rows: MeasureRows, table: Sequence[Row], head: CarriedHead | None) ->
         len(rows.train.labels) if probed else 0,
         tuple(_notes(rows, head)),
         unit="rows" if first.words is None else "words",
+        majority=None if test is None else _majority(labels[0]),
     )
+
+
+def _majority(labels: Tensor) -> float | None:
+    """Return the share of the most common class; None for values."""
+    if labels.dtype.is_floating_point or not len(labels):
+        return None
+    return float(labels.long().bincount().max()) / len(labels)
 
 
 def _notes(rows: MeasureRows, head: CarriedHead | None) -> Iterator[str]:

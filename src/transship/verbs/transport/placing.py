@@ -83,7 +83,7 @@ def beside(target: Participant, head: CarriedHead) -> dict[str, str | bytes]:
 
 def how_to_load(target: Participant, head: CarriedHead | None) -> list[str]:
     """Return why a head stands beside its model, with the three lines that load it; nothing for others."""
-    if head is None or not target.no_place:
+    if head is None or not target.no_place or target.model.config is None:
         return []
     return [
         f"the head is in head.safetensors beside the model, because {target.no_place}; to answer with it:",

@@ -119,7 +119,7 @@ class Plan:
 
     def candidates(self) -> list[tuple[str, TransportMethod, TransportMethod]]:
         """Return what `auto` compares: names, methods, and the methods that move the weights."""
-        alike = self.kinship is not None and self.kinship.cosines
+        alike = self.kinship is not None and self.kinship.related
         bodies = [body for body in parts_of("candidate") if alike or not body.needs.same_shape]
         return [
             (body.name, body, body)

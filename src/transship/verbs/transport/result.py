@@ -23,7 +23,7 @@ from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard
 from transship.checkpoints.write import applied, write_checkpoint
 from transship.errors import OptionError, OutputError
-from transship.report import html
+from transship.report import html, short_name
 from transship.targets import require_apart
 from transship.verbs.transport.account import Account, Candidate, Choice
 from transship.verbs.transport.heads import CarriedHead
@@ -68,6 +68,12 @@ class Result(Account):
         if self.target.checkpoint is None:
             return self._save_module(Path(folder), force)
         if self.adapter and self.head is None:
+            if self.does_nothing and not force:
+                raise OutputError(
+                    "nothing was moved, so this adapter would do nothing",
+                    where=str(folder),
+                    fix="use TARGET as it is, or pass --force to write it all the same",
+                )
             update = self.update() if self.strength != 0.0 else self._zero_adapter()
             return write_adapter(folder, update, dense="save", card=self._card("peft"), force=force)
         return self._save_checkpoint(Path(folder), force)
@@ -103,6 +109,11 @@ class Result(Account):
             for name, (up, down) in self.moved.factors.items()
         }
         return Update.from_arrays(arrays, base=target)
+
+    @property
+    def does_nothing(self) -> bool:
+        """Whether what would be written is an adapter that adds nothing."""
+        return self.adapter and self.head is None and self.still
 
     def report(self, path: str | Path, *, force: bool = False) -> Path:
         """Write a page to look at."""
@@ -142,14 +153,21 @@ class Result(Account):
                 (place / name).write_bytes(content.encode() if isinstance(content, str) else content)
         return folder
 
+    def _said(self) -> list[str]:
+        verdict = self.verdict
+        return [
+            *([] if verdict is None else [verdict.sentence]),
+            *(f"Warning: {text}." for text in self.warnings),
+        ]
+
     def _card(self, library: str) -> ModelCard:
         return ModelCard(
-            title=f"{self.tuned.name} on {self.target.name}",
+            title=f"{short_name(self.tuned.name)} on {short_name(self.target.name)}",
             verb="transport",
             method=self.method,
-            summary=f"What {self.tuned.name} learned on {self.source.name}, moved to {self.target.name} "
-            f"at strength {self.strength:g}.",
-            notes=how_to_load(self.target, self.head),
+            summary=f"What {short_name(self.tuned.name)} learned on {short_name(self.source.name)}, moved to "
+            f"{short_name(self.target.name)} at strength {self.strength:g}.",
+            notes=[*self._said(), *how_to_load(self.target, self.head)],
             parameters=json.loads(json.dumps(dict(self.parameters), default=str)),
             inputs=tuple(self.inputs),
             metrics={**self.metrics, **({} if self.measured is None else self.measured.metrics())},
@@ -199,7 +217,16 @@ def result_of(
         plan.update.adapter and bool(moved.factors),
         [*notes, *_asides(plan, moved, choice, head)],
         [*inputs, Input("data", plan.draws.name, plan.draws.fingerprint)],
+        **_validated(plan),
     )
+
+
+def _validated(plan: Plan) -> dict[str, Any]:
+    """Return how many labels chose the strength, and the share of their most common class."""
+    labels = plan.labels
+    if not isinstance(labels, torch.Tensor) or labels.dtype.is_floating_point or not len(labels):
+        return {}
+    return {"labels": len(labels), "majority": float(labels.long().bincount().max()) / len(labels)}
 
 
 def _asides(plan: Plan, moved: Moved, choice: Choice, head: CarriedHead | None) -> Iterator[str]:

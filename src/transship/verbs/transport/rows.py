@@ -20,7 +20,14 @@ from transship.activations.layout import TokenLayout
 from transship.activations.models import is_text_pair
 from transship.activations.readout import Reading, Readout
 from transship.data import Dataset, load, wrap
-from transship.data.use import match_labels, rows_to_choose, rows_to_fit, unnamed
+from transship.data.use import (
+    distinct_rows,
+    match_labels,
+    rows_to_choose,
+    rows_to_fit,
+    unnamed,
+    unused_rows,
+)
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks, derive_seed
 from transship.verbs.transport.teacher import read_tokens
@@ -108,20 +115,28 @@ def draw(
     rows = _order(len(train), seed)[:count] if shots is None else _per_class(train, shots, seed)
     left = np.setdiff1d(np.arange(len(train)), rows)
     left = left[np.random.default_rng(derive_seed(seed, "rest")).permutation(len(left))]
+    calibration = train.subset(rows)
+    # equal rows play one part: what is fitted would tell the answer of its copy
+    needed = MOST_VALIDATION + 3 * max(64, count) + head_inputs
+    if len(left):
+        left = left[distinct_rows(train.subset(left[:needed]), [_listed(calibration)])]
     validation = rows_to_choose(dataset)
     classes = bool(dataset.label_names) or (dataset.labels is not None)
     if validation is None and classes and len(left) >= 20:
         size = min(MOST_VALIDATION, len(left) // 2)
         validation, left = train.subset(np.sort(left[:size])), left[size:]
-    elif validation is not None and len(validation) > MOST_VALIDATION:
-        validation = validation.take(MOST_VALIDATION, seed=seed)
+    elif validation is not None:
+        if len(validation) > MOST_VALIDATION:
+            validation = validation.take(MOST_VALIDATION, seed=seed)
+        used = train.subset(np.concatenate([rows, left]).astype(np.int64))
+        fresh = unused_rows(validation, [_listed(used)])
+        validation = validation.subset(fresh) if len(fresh) else None
     size = min(max(64, count), len(left) // 3)
     held, left = left[:size], left[size:]
     fitted = len(held) < LEAST_HELD_OUT
     if fitted:
         held = rows[: max(1, len(rows) // 4)]
     more = left[: max(0, head_inputs - len(rows))]
-    calibration = train.subset(rows)
     if validation is not None and validation.labels is None:
         validation = None
     return Draws(

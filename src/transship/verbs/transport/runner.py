@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import numpy as np
 from torch import Tensor, nn
 
 from transship import parallel
@@ -25,13 +24,15 @@ from transship.verbs.transport.weights import shifted
 
 # whenever it is done
 NO_BUDGET = Budget()
-# strengths that score worse than the best before the search ends: curves may dip before they rise
-PATIENCE = 6
+# doublings that score worse than the best before the search ends: curves may dip before they rise
+PATIENCE = 3
 # `auto` walks the path at the first of these multiples of the best single step's strength, and at the second
 # too where the first is no better than that single step. What was moved so far does less in a strange target
 # than in the source, so maps between states that have come equally far need a longer stride; in a twin the
 # stride is 1. Chosen on networks and tasks apart from the suite's, by validation and by agreement.
 WALKS = (2.0, 1.0)
+# the search goes on to this strength at least
+REACH = 2.0
 # strengths that are tried whatever the budget
 LEAST_TRIED = 4
 # how the whole is rescaled at the end, relative to the strength that the path was walked with
@@ -114,7 +115,7 @@ def choose_strength(
         moved.dense,
         partial(score, plan, judged, own_head=own, fit=fit),
         grid=plan.settings.grid if grid is None else grid,
-        patience=PATIENCE if grid is None else len(grid),
+        whole=grid is not None,
         untouched=untouched,
         budget=budget,
         progress=progress,
@@ -133,34 +134,77 @@ def search(
     score: Callable[[], float],
     *,
     grid: Sequence[float],
-    patience: int = PATIENCE,
+    whole: bool = False,
     untouched: float | None = None,
     budget: Budget = NO_BUDGET,
     progress: Progress = quiet,
 ) -> tuple[float, tuple[tuple[float, float], ...]]:
     """Return the best strength of the grid, the smallest of equals, and (strength, score) in rising order.
 
-    One moved update, many strengths. It stops after `patience` worse ones, and where the budget ends; equal
-    scores are not worse.
+    One moved update, many strengths: first those that double, until `PATIENCE` of them scored worse than the
+    best, then the neighbours of the best. It ends early where the budget does.
+
+    Args:
+        model: the target.
+        update: at strength 1.
+        score: of the target as it stands.
+        grid: the strengths.
+        whole: whether all of them are tried.
+        untouched: the score at strength 0, where it is known.
+        budget: when it has to end.
+        progress: told how many were tried.
     """
-    curve: list[tuple[float, float]] = []
-    best, since = (-np.inf, 0.0), 0
-    for number, strength in enumerate(sorted(grid)):
-        progress("strength", number, len(grid))
+    strengths = sorted(grid)
+    curve: dict[float, float] = {}
+    rising = strengths if whole else doublings(strengths)
+
+    def stop() -> bool:
+        return len(curve) >= LEAST_TRIED and not budget.allows()
+
+    def try_at(strength: float) -> None:
+        progress("strength", len(curve), len(strengths))
         if strength == 0.0 and untouched is not None:
-            value = untouched
-        else:
-            with shifted(model, update, strength):
-                value = score()
-        curve.append((strength, value))
-        if value > best[0] + 1e-12:
-            best, since = (value, strength), 0
-        elif value < best[0]:
-            since += 1
-        if (since >= patience and strength >= 2.0) or (number + 1 >= LEAST_TRIED and not budget.allows()):
+            curve[strength] = untouched
+            return
+        with shifted(model, update, strength):
+            curve[strength] = score()
+
+    for strength in rising:
+        try_at(strength)
+        worse = [value for at, value in curve.items() if at > best_of(curve) and value < max(curve.values())]
+        if stop() or (not whole and len(worse) >= PATIENCE and strength >= REACH):
             break
-    progress("strength", len(grid), len(grid))
-    return best[1], tuple(curve)
+    for strength in () if whole else beside(strengths, best_of(curve)):
+        if strength not in curve and not stop():
+            try_at(strength)
+    progress("strength", len(strengths), len(strengths))
+    return best_of(curve), tuple(sorted(curve.items()))
+
+
+def doublings(strengths: Sequence[float]) -> list[float]:
+    """Return 0 and below, the last strength up to 1/2, and those of the rest that are at least twice the one
+    before: of few strengths all.
+    """
+    if len(strengths) <= LEAST_TRIED + 1:
+        return list(strengths)
+    small = [strength for strength in strengths if 0 < strength <= 0.5]
+    chosen = [strength for strength in strengths if strength <= 0] + small[-1:]
+    for strength in strengths:
+        if strength > 0.5 and (chosen[-1:] <= [0] or strength >= 2 * chosen[-1]):
+            chosen.append(strength)
+    return chosen
+
+
+def beside(strengths: Sequence[float], best: float) -> list[float]:
+    """Return the strengths next to one of them."""
+    place = list(strengths).index(best)
+    return [*strengths[max(0, place - 1) : place], *strengths[place + 1 : place + 2]]
+
+
+def best_of(curve: Mapping[float, float]) -> float:
+    """Return the strength with the best score, the smallest of equals."""
+    top = max(curve.values())
+    return min(strength for strength, value in curve.items() if value >= top - 1e-12)
 
 
 def _move_along_path(

@@ -15,7 +15,7 @@ from transship.activations import LoadedModel
 from transship.activations.readout import Readout
 from transship.errors import DataError, OptionError
 from transship.geometry import Moments, procrustes, ridge_of
-from transship.report import Column, Table, Text
+from transship.report import Column, Table, Text, short_name
 from transship.report.blocks import Block
 from transship.report.figures import lines
 from transship.verbs.transport.models import Participant
@@ -245,6 +245,7 @@ class Scores:
         notes: what could not be measured, and what was left out.
         warm: fine-tuning curves from both targets, where they were asked for.
         unit: what has a label: a row, or a word of it.
+        majority: the share of the most common class among the test rows; None for values.
     """
 
     rows: tuple[Row, ...]
@@ -257,6 +258,7 @@ class Scores:
     notes: tuple[str, ...] = ()
     warm: WarmStart | None = None
     unit: str = "rows"
+    majority: float | None = None
 
     def columns(self) -> dict[str, str]:
         """Return field of `Row` → title, for what was measured at all."""
@@ -279,10 +281,13 @@ class Scores:
         parts = []
         if self.test is not None:
             parts.append(
-                f"{self.metric} on {self.test_rows} {self.unit} of {self.test}, which nothing was chosen on"
+                f"{self.metric} on {self.test_rows} {self.unit} of {short_name(self.test)}, "
+                "which nothing was chosen on"
             )
         if self.original is not None:
-            parts.append(f"original: {self.metric} on {self.original_rows} {self.unit} of {self.original}")
+            parts.append(
+                f"original: {self.metric} on {self.original_rows} {self.unit} of {short_name(self.original)}"
+            )
         else:
             parts.append(f"the original domain was {NOT_MEASURED}")
         return "; ".join(parts)

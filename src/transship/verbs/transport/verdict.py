@@ -1,0 +1,115 @@
+"""What a result is worth, in one sentence, and what a user must be warned of."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transship.report import short_name
+from transship.verbs.transport.scores import Row, Scores
+
+# points below the fine-tuned source from which a result must say why
+FAR = 0.03
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence, and warnings.
+
+    Attributes:
+        sentence: the result next to what it must be held against.
+        warnings: what speaks against using it, a sentence each.
+    """
+
+    sentence: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def tone(self) -> str:
+        """How the sentence is set: warnings stand out."""
+        return "warning" if self.warnings else "good"
+
+
+def on_test(scores: Scores, *, carried: bool, inputs: int, moved: bool) -> Verdict | None:
+    """Return the verdict of rows on which nothing was chosen; None where what is written was not measured.
+
+    Args:
+        scores: of the fine-tuned source, the untouched and the transported target.
+        carried: whether what is written answers with a carried head.
+        inputs: how many its head was fitted on.
+        moved: whether any weight moved.
+    """
+    if scores.test is None or len(scores.rows) != 3:
+        return None
+    source, untouched, result = scores.rows
+    value, before = (_answer(row, carried=carried) for row in (result, untouched))
+    if value is None:
+        return None
+    beside = [("fine-tuned source", source.own_head), ("untouched target's probe", untouched.probe)]
+    beside += [
+        (f"untouched target with {'a carried' if carried else 'its own'} head", before if moved else None)
+    ]
+    beside += [("the most common class", scores.majority)]
+    others = ", ".join(f"{name} {_shown(scores, figure)}" for name, figure in beside if figure is not None)
+    rows = f"{scores.test_rows} {scores.unit} of {short_name(scores.test)}"
+    sentence = (
+        f"{_shown(scores, value)} of the {rows} are answered as labelled"
+        if scores.metric == "accuracy"
+        else f"the {scores.metric} with the labels of {rows} is {_shown(scores, value)}"
+    )
+    warnings = tuple(_against(scores, value, source, untouched, carried=carried, inputs=inputs))
+    return Verdict(f"{sentence} ({others})." if others else f"{sentence}.", warnings)
+
+
+def on_validation(score: float, majority: float | None, labels: int) -> Verdict:
+    """Return the verdict where labels chose the strength and nothing was measured on other rows."""
+    warnings = []
+    if majority is not None and score <= majority:
+        warnings.append(_no_better(score, majority, f"{labels} validation labels"))
+    sentence = (
+        f"{100 * score:.1f} % of the {labels} validation rows are answered as labelled; the strength was "
+        "chosen on them, and --test DATA measures it on others."
+    )
+    return Verdict(sentence, tuple(warnings))
+
+
+def _answer(row: Row, *, carried: bool) -> float | None:
+    return row.carried_head if carried else row.own_head
+
+
+def _against(
+    scores: Scores, value: float, source: Row, untouched: Row, *, carried: bool, inputs: int
+) -> Iterator[str]:
+    """Yield what speaks against the result."""
+    if scores.majority is not None and value <= scores.majority:
+        yield _no_better(value, scores.majority, f"{scores.test_rows} {scores.unit}")
+    if untouched.probe is not None and value < untouched.probe:
+        yield (
+            f"a probe on the untouched target is better ({_shown(scores, untouched.probe)} against "
+            f"{_shown(scores, value)}): train a head on your {scores.probe_labels} labels instead"
+        )
+    if source.own_head is not None and source.own_head - value > FAR:
+        why = _why(scores, source, untouched, carried, inputs)
+        yield f"it is {100 * (source.own_head - value):.1f} points below the fine-tuned source: {why}"
+
+
+def _why(scores: Scores, source: Row, untouched: Row, carried: bool, inputs: int) -> str:
+    """Return why a result is far below the source, and what to try."""
+    assert source.own_head is not None
+    if untouched.probe is not None and untouched.probe < source.own_head - FAR:
+        return (
+            f"the target's features hold less of the task (a probe with {scores.probe_labels} labels reaches "
+            f"{_shown(scores, untouched.probe)}), so give more rows in DATA, or another target"
+        )
+    if carried:
+        return f"its head was fitted on {inputs} inputs, so give more rows in DATA"
+    return "the moved weights recover a part only; --method carry fits a head too"
+
+
+def _no_better(value: float, majority: float, rows: str) -> str:
+    return (
+        f"it is no better than always answering the most common class ({100 * value:.1f} % against "
+        f"{100 * majority:.1f} % of {rows}): do not use it"
+    )
+
+
+def _shown(scores: Scores, value: float) -> str:
+    return f"{100 * value:.1f} %" if scores.metric == "accuracy" else f"{value:.3f}"
