@@ -113,13 +113,9 @@ def draw(
     train = rows_to_fit(dataset)
     count = batches * batch_size
     rows = _order(len(train), seed)[:count] if shots is None else _per_class(train, shots, seed)
-    left = np.setdiff1d(np.arange(len(train)), rows)
-    left = left[np.random.default_rng(derive_seed(seed, "rest")).permutation(len(left))]
     calibration = train.subset(rows)
-    # equal rows play one part: what is fitted would tell the answer of its copy
     needed = MOST_VALIDATION + 3 * max(64, count) + head_inputs
-    if len(left):
-        left = left[distinct_rows(train.subset(left[:needed]), [_listed(calibration)])]
+    left = _left_over(train, rows, needed, seed)
     validation = rows_to_choose(dataset)
     classes = bool(dataset.label_names) or (dataset.labels is not None)
     if validation is None and classes and len(left) >= 20:
@@ -151,6 +147,15 @@ def draw(
         dataset.fingerprint(),
         fitted,
     )
+
+
+def _left_over(train: Dataset, rows: Any, needed: int, seed: int) -> Any:
+    """Return so many of the other rows, in an order drawn by seed. Equal rows play one part: what is fitted
+    would tell the answer of its copy.
+    """
+    left = np.setdiff1d(np.arange(len(train)), rows)
+    left = left[np.random.default_rng(derive_seed(seed, "rest")).permutation(len(left))][:needed]
+    return left[distinct_rows(train.subset(left), [_listed(train.subset(rows))])] if len(left) else left
 
 
 def draw_kept(keep: Any, head_inputs: int, batch_size: int, seed: int) -> Sequence[Any]:

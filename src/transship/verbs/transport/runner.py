@@ -141,8 +141,7 @@ def search(
 ) -> tuple[float, tuple[tuple[float, float], ...]]:
     """Return the best strength of the grid, the smallest of equals, and (strength, score) in rising order.
 
-    One moved update, many strengths: first those that double, until `PATIENCE` of them scored worse than the
-    best, then the neighbours of the best. It ends early where the budget does.
+    First those that double, until `PATIENCE` of them scored worse, then the neighbours of the best.
 
     Args:
         model: the target.
@@ -171,14 +170,19 @@ def search(
 
     for strength in rising:
         try_at(strength)
-        worse = [value for at, value in curve.items() if at > best_of(curve) and value < max(curve.values())]
-        if stop() or (not whole and len(worse) >= PATIENCE and strength >= REACH):
+        if stop() or (not whole and strength >= REACH and _worse(curve) >= PATIENCE):
             break
     for strength in () if whole else beside(strengths, best_of(curve)):
         if strength not in curve and not stop():
             try_at(strength)
     progress("strength", len(strengths), len(strengths))
     return best_of(curve), tuple(sorted(curve.items()))
+
+
+def _worse(curve: Mapping[float, float]) -> int:
+    """Return how many strengths beyond the best scored worse."""
+    best = best_of(curve)
+    return sum(strength > best and value < curve[best] for strength, value in curve.items())
 
 
 def doublings(strengths: Sequence[float]) -> list[float]:
