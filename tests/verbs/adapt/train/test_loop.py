@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -208,23 +205,19 @@ model.fit(rows["x"], rows["y"]).save(sys.argv[4])
 
 @pytest.mark.slow
 def test_a_process_killed_for_good_is_resumed_to_the_same_bytes(
-    waves: Any, tiny_bert_folder: Path, tmp_path: Path
+    waves: Any, tiny_bert_folder: Path, warm: Any, tmp_path: Path
 ):
     np.savez(tmp_path / "rows.npz", x=waves[0], y=waves[1])
 
-    def start(work: str, out: str, every: float = 60.0) -> subprocess.Popen[bytes]:
-        places = [str(tmp_path / "rows.npz"), str(tiny_bert_folder), work, out]
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *places, str(every)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
+    def start(work: str, out: str, every: float = 60.0) -> Any:
+        return warm.start("-c", SCRIPT, tmp_path / "rows.npz", tiny_bert_folder, work, out, every)
 
     assert start("", str(tmp_path / "whole")).wait() == 0
     broken = start(str(tmp_path / "work"), str(tmp_path / "broken"), every=0.0)
     while not (tmp_path / "work" / "state.safetensors").exists():  # however slow the machine is
         assert broken.poll() is None, "it ended before its first checkpoint"
         time.sleep(0.002)
-    broken.send_signal(signal.SIGKILL)
+    broken.kill()
     assert broken.wait() == -signal.SIGKILL
     assert not (tmp_path / "broken").exists()
     assert start(str(tmp_path / "work"), str(tmp_path / "broken")).wait() == 0
