@@ -52,8 +52,15 @@ def test_without_a_config_the_largest_run_is_the_stack():
 
 
 def test_a_missing_layer_is_one_sentence():
+    whole = [*names("layers", 5), *(f"layers.{layer}.norm.weight" for layer in range(5))]
     with pytest.raises(CheckpointError, match="layer 1 of layers is missing"):
-        find_layout([name for name in names("layers", 5) if ".1." not in name], {"num_hidden_layers": 5}, "x")
+        find_layout([name for name in whole if ".1." not in name], {"num_hidden_layers": 5}, "x")
+
+
+def test_convolutions_numbered_with_gaps_are_no_layers():
+    gaps = [f"stem.{number}.{part}" for number in (0, 2, 4, 6) for part in ("weight", "bias")]
+    found = find_layout([*names("layers", 5), *gaps], {"num_hidden_layers": 5}, "x")
+    assert [stack.prefix for stack in found.stacks] == ["layers"]
 
 
 def test_heads_of_labels_are_told_from_heads_of_words():
