@@ -120,7 +120,8 @@ INNER_MLP_ROLES: tuple[tuple[str, str], ...] = (
     (r"(^|\.)fc1\.proj$", "mlp.in"),
 )
 # An attention outside of blocks pools their output (SigLIP's head); its maps are not those of a block.
-POOLING = r"(^|\.)(head|attention_pool\w*|pooler|attn_pool\w*|map_head)\.(?=\w)"
+# A dense layer alone is BERT's pooler, or the transform of a head.
+POOLING = r"(^|\.)(head|attention_pool\w*|pooler|attn_pool\w*|map_head)\.(?!(dense|norm)$)(?=\w)"
 
 # Every role that the tables above give to a map of a block.
 MAP_ROLES = re.compile(
