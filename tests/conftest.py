@@ -6,6 +6,7 @@ import importlib.util
 import os
 import random
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -60,8 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.order_seed is None:
         config.option.order_seed = random.SystemRandom().randrange(2**32)
     os.environ.setdefault("PYTHONHASHSEED", str(config.option.order_seed))
-    # the defaults of whoever runs the tests are none of theirs
-    os.environ["XDG_CONFIG_HOME"] = str(TESTS / "no-settings")
+    # the defaults of whoever runs the tests are none of theirs; browsers write there too
+    settings = tempfile.TemporaryDirectory(prefix="no-settings-", ignore_cleanup_errors=True)
+    config.add_cleanup(settings.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = settings.name
 
 
 @pytest.hookimpl(optionalhook=True)
