@@ -8,13 +8,14 @@ export TOKENIZERS_PARALLELISM := false
 # modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-kernels test-places test-lowest tutorials lint docs bench peers clean
+.PHONY: help setup demo test test-kernels test-places test-lowest fuzz tutorials lint docs bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test but the tutorials"
 	@echo "make test-kernels  run the tests with the kernels of other processors, with one and two threads: six times as long"
 	@echo "make test-places  run what touches the machine without a home, git, a browser, UTF-8 and a second core"
 	@echo "make test-lowest  run the quick tests with the lowest versions that pyproject.toml allows, in .venv-lowest"
+	@echo "make fuzz    read 2,000 files that are nearly right with every parser (FILES=, SECONDS=, PARSERS=)"
 	@echo "make demo    set up and make a page to look at, from two small models trained on the spot"
 	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
@@ -57,6 +58,13 @@ test-lowest:
 	$(VENV)-lowest/bin/pip install --quiet uv
 	$(VENV)-lowest/bin/uv pip install --quiet --python $(VENV)-lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	OMP_NUM_THREADS=1 $(VENV)-lowest/bin/python -m pytest -n 2 -m "not tutorial and not slow" -p no:cacheprovider
+
+# what is found is kept in tests/fuzz/corpus, which `make test` reads
+FILES ?= 2000
+SECONDS ?= 400
+fuzz: setup
+	@scripts/chromium || true
+	$(BIN)/python scripts/fuzz.py --files $(FILES) --seconds $(SECONDS) $(PARSERS)
 
 tutorials: setup
 	$(BIN)/pytest -m tutorial --durations 5

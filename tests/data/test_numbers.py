@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from transship import data
 from transship.data.numbers import stack_lists
 from transship.errors import DataError
+from transship.outside import unpacking_at_most
 
 
 def stored(folder: Path, columns: dict[str, Any]) -> Path:
@@ -165,3 +166,59 @@ def test_a_csv_without_numbers_is_refused(tmp_path: Path):
         DataError, match=r"no column holds numbers or lists of numbers \(the columns are a, b\)"
     ):
         data.arrays(tmp_path / "a.csv")
+
+
+def torch_file(path: Path, content: Any) -> Path:
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.eye(4, dtype=torch.bfloat16),
+        torch.eye(4).to_sparse(),
+        torch.eye(4, requires_grad=True),
+        torch.eye(4).to(torch.float8_e4m3fn),
+        torch.quantize_per_tensor(torch.eye(4), 0.5, 0, torch.qint8),
+    ],
+    ids=["bfloat16", "sparse", "grad", "float8", "quantised"],
+)
+def test_every_kind_of_real_tensor_gives_its_numbers(tensor: torch.Tensor, tmp_path: Path):
+    rows = data.arrays(torch_file(tmp_path / "rows.pt", {"x": tensor})).inputs
+    np.testing.assert_array_equal(np.asarray(rows), np.eye(4))
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(4, 2, device="meta"), torch.zeros(4, dtype=torch.complex64)])
+def test_tensors_without_real_numbers_are_refused(tensor: torch.Tensor, tmp_path: Path):
+    with pytest.raises(DataError, match=r"no readable pt file|complex64 and no numbers"):
+        data.arrays(torch_file(tmp_path / "rows.pt", tensor))
+
+
+@pytest.mark.parametrize("content", [torch.zeros(1).expand(10**10, 1), {"x": torch.zeros(1).expand(10**10)}])
+def test_a_tensor_that_repeats_one_number_is_refused_before_its_rows_are_made(content: Any, tmp_path: Path):
+    with (
+        unpacking_at_most(10**9),
+        pytest.raises(DataError, match=r"it takes 40\.0 GB, and --memory"),
+    ):
+        data.arrays(torch_file(tmp_path / "rows.pt", content))
+
+
+def test_an_archive_is_refused_by_its_listing_before_it_is_unpacked(tmp_path: Path):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros((4000, 1000)))
+    assert (tmp_path / "a.npz").stat().st_size < 100_000
+    with (
+        unpacking_at_most(10**7),
+        pytest.raises(DataError, match=r"32\.0 MB, and --memory is 10\.0 MB"),
+    ):
+        data.arrays(tmp_path / "a.npz")
+    assert len(data.arrays(tmp_path / "a.npz")) == 4000
+
+
+@pytest.mark.parametrize("shape", ["(-2, -5)", "(-2, 5)", f"({10**20}, 5)", "(1000000000,)"])
+def test_an_array_file_whose_shape_lies_is_refused(shape: str, tmp_path: Path):
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(40))
+    with pytest.raises(DataError, match="it is no readable npy file"):
+        data.arrays(path)

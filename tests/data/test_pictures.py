@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from transship import data
 from transship.errors import DataError
+from transship.outside import unpacking_at_most
 
 
 def png(grey: int, size: int = 4, form: str = "PNG") -> bytes:
@@ -145,3 +146,9 @@ def test_digits_are_split_evenly_and_by_seed():
     assert np.ptp(np.bincount(dataset.split("test").labels)) <= 3
     assert data.digits(seed=1).splits.tolist() != dataset.splits.tolist()
     assert data.digits(split="test").fingerprint() == dataset.split("test").fingerprint()
+
+
+def test_a_picture_is_refused_by_its_header_before_it_is_decoded(tmp_path: Path):
+    Image.new("1", (13_000, 13_000)).save(tmp_path / "large.png")  # 169 megapixels in 20 kB
+    with unpacking_at_most(10**9), pytest.raises(DataError, match=r"row 1: unpacked it takes 1\.4 GB"):
+        data.images(tmp_path).inputs[0]

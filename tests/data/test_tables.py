@@ -15,6 +15,7 @@ from transship import data
 from transship.data.rows import ParquetRows
 from transship.data.tables import open_table
 from transship.errors import DataError, TransshipError
+from transship.outside import unpacking_at_most
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:
@@ -167,3 +168,30 @@ def test_unreadable_notes_in_a_parquet_file_are_passed_over(tmp_path: Path):
     table = pa.table({"text": ["a"], "label": [3]}).replace_schema_metadata({"classes": "not json"})
     pq.write_table(table, tmp_path / "a.parquet")
     assert data.text(tmp_path / "a.parquet").label_names == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('{"text": "fine"}\n{"text": "half \\ud800"}\n', "row 2 of the column 'text' holds half a sign"),
+        ('{"x": ' + "9" * 50 + "}\n", "the column 'x' holds int too large"),
+        ('{"x": ' + "9" * 5000 + "}\n", "line 1 is not JSON .a number of too many digits"),
+    ],
+)
+def test_values_that_no_column_takes_are_refused(rows: str, message: str, tmp_path: Path):
+    with pytest.raises(DataError, match=message):
+        data.load(written(tmp_path, "rows.jsonl", rows))
+
+
+def test_a_parquet_column_is_refused_by_its_own_sizes_before_it_is_read(tmp_path: Path):
+    pq.write_table(pa.table({"x": pa.repeat(1.0, 3_000_000)}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 100_000
+    with unpacking_at_most(10**7), pytest.raises(DataError, match=r"'x': unpacked it takes 24\.0 MB"):
+        data.arrays(tmp_path / "a.parquet")
+
+
+def test_a_text_file_is_refused_by_its_size_before_it_is_read(tmp_path: Path):
+    with (tmp_path / "a.csv").open("wb") as file:
+        file.truncate(10 << 30)
+    with pytest.raises(DataError, match=r"unpacked it takes 32\.2 GB"), unpacking_at_most(10**9):
+        data.load(tmp_path / "a.csv")

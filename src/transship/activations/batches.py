@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from transship import parallel
-from transship.activations.loading import quiet, values_of
+from transship.activations.loading import preprocessors, values_of
 from transship.errors import OptionError
 from transship.geometry import Moments, load_moments, save_moments
 from transship.geometry.moments import COMPARED_ROWS
@@ -258,15 +258,11 @@ TRIED = 32
 
 def longest(folder: str, inputs: Sequence[Any]) -> int | None:
     """Return the tokens of the longest text (or pair) for the model in a folder; None for other inputs."""
-    import transformers
-
     if not len(inputs) or not isinstance(inputs[0], str | tuple):
         return None
     texts = [text if isinstance(text, str) else " ".join(map(str, text)) for text in inputs]
-    try:
-        with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError):
+    tokenizer, _ = preprocessors(folder, {"trust_remote_code": False})
+    if tokenizer is None:
         return None
     tried = sorted(texts, key=len)[-TRIED:]
     return max(len(ids) for ids in tokenizer(tried)["input_ids"]) + 2

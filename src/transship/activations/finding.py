@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from transship.activations import families
 from transship.activations.fused import fused_parts, fused_weight
-from transship.activations.loading import model_class, quiet
+from transship.activations.loading import model_class, quiet, sentences
 from transship.activations.roles import Leaf, crossed, first_role, role_of
 from transship.activations.sites import Part, Site
 from transship.checkpoints import Checkpoint
+from transship.checkpoints.claims import check_code
 from transship.checkpoints.renaming import held_names
 from transship.errors import CheckpointError
 
@@ -297,9 +298,11 @@ def skeleton(checkpoint: Checkpoint) -> nn.Module:
         raise CheckpointError(
             "there is no config to build a model from", where=checkpoint.name, fix="give the model's folder"
         )
-    with quiet():
+    trusted = checkpoint.trust_remote_code
+    with quiet(), sentences(checkpoint.name):
+        check_code(checkpoint.config, checkpoint.name, trusted=trusted)
         config = transformers.AutoConfig.from_pretrained(
-            checkpoint.folder, trust_remote_code=checkpoint.trust_remote_code
+            checkpoint.folder, trust_remote_code=trusted, local_files_only=True
         )
         kind: Any = transformers.AutoModel
         with contextlib.suppress(CheckpointError):

@@ -17,7 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from transship.errors import CheckpointError, DataError, MissingError, OptionError
+from transship.checkpoints import Adapter, Checkpoint
+from transship.checkpoints import open as open_checkpoint
+from transship.checkpoints.claims import check_code
+from transship.errors import CheckpointError, DataError, MissingError, OptionError, TransshipError
+from transship.outside import read_json
 
 _LOG = logging.getLogger(__name__)
 # how the classes of one tower of a model are called
@@ -86,24 +90,52 @@ class OpenedModel:
 
 
 def open_model(
-    folder: str, name: str, *, dtype: Any, head: bool, trust_remote_code: bool, device_map: Any = None
+    reference: Any, name: str, *, dtype: Any, head: bool, trust_remote_code: bool, device_map: Any = None
 ) -> OpenedModel:
-    """Build the module that `folder` describes; see `load_model`."""
+    """Build the module that a folder, hub id or open checkpoint describes; see `load_model`."""
     import transformers
 
-    path, options = _locate(folder, name)
+    checkpoint = _checkpoint(reference, name, trust_remote_code)
+    path = str(checkpoint.folder)
     _LOG.info("model %s: runs from %s", name, path)
-    options["trust_remote_code"] = trust_remote_code
-    with quiet(), _sentences(name):
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    with quiet(), sentences(name):
+        check_code(checkpoint.config, name, trusted=trust_remote_code)
         config = transformers.AutoConfig.from_pretrained(path, **options)
     kind = model_class(config, head, name)
     placed = {} if device_map is None else _placement(device_map)
+    placed[
+        "use_safetensors"
+    ] = not checkpoint.pickled  # pickles are opened where the checkpoint is: with leave
     model, unused = _load_weights(kind, path, config, name, _dtype(dtype), head, options | placed)
-    local = Path(path) if Path(path).is_dir() else None
     tokenizer, processor = preprocessors(path, options)
-    most = _max_length(config, tokenizer, local)
+    most = _max_length(config, tokenizer, Path(path))
     device = None if device_map is None else _entrance(model)
-    return OpenedModel(model, config, tokenizer, processor, local, unused, most, device)
+    return OpenedModel(model, config, tokenizer, processor, Path(path), unused, most, device)
+
+
+def _checkpoint(reference: Any, name: str, trust_remote_code: bool) -> Checkpoint:
+    """Return the weights of a reference at rest: what may not be opened there may not run either."""
+    opened: Checkpoint
+    if isinstance(reference, Checkpoint):
+        opened = reference
+    elif (path := Path(reference).expanduser()).is_file():
+        raise CheckpointError(
+            "one weight file has no config to build a model from", where=name, fix="give the model's folder"
+        )
+    elif path.is_dir() and not (path / "config.json").is_file():
+        raise CheckpointError(
+            "the folder has no config.json", where=name, fix="give a Hugging Face model folder"
+        )
+    else:
+        opened = open_checkpoint(reference, trust_remote_code=trust_remote_code)
+    if not opened.config or isinstance(opened, Adapter):
+        raise CheckpointError(
+            "there is no config.json to build a model from",
+            where=name,
+            fix="give a Hugging Face model folder",
+        )
+    return opened
 
 
 def _placement(device_map: Any) -> dict[str, Any]:
@@ -129,24 +161,6 @@ def _entrance(model: nn.Module) -> torch.device:
     if spread:
         return torch.device(computing[0] if computing else "cpu")
     return next(model.parameters()).device
-
-
-def _locate(folder: str, name: str) -> tuple[str, dict[str, Any]]:
-    path = Path(folder).expanduser()
-    if path.is_file():
-        raise CheckpointError(
-            "one weight file has no config to build a model from", where=name, fix="give the model's folder"
-        )
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CheckpointError(
-                "the folder has no config.json", where=name, fix="give a Hugging Face model folder"
-            )
-        return str(path), {"local_files_only": True}
-    repository, _, revision = folder.partition("@")
-    if repository.count("/") > 1 or repository.startswith((".", "/", "~")):
-        raise MissingError("there is no such folder", where=name, fix="check the path")
-    return repository, {"revision": revision} if revision else {}
 
 
 def model_class(config: Any, head: bool, name: str) -> Any:
@@ -195,7 +209,7 @@ def _load_weights(
     kind: Any, path: str, config: Any, name: str, dtype: Any, head: bool, options: Mapping[str, Any]
 ) -> tuple[nn.Module, tuple[str, ...]]:
     def attempt(**more: Any) -> tuple[nn.Module, dict[str, Any]]:
-        with quiet(), _sentences(name):
+        with quiet(), sentences(name):
             model, report = kind.from_pretrained(
                 path, config=config, dtype=dtype, output_loading_info=True, **options, **more
             )
@@ -256,10 +270,10 @@ def preprocessors(path: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
     }
     with quiet():
         if has is None or has & words:
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(Exception):  # a broken one is none: who needs it says so
                 tokenizer = transformers.AutoTokenizer.from_pretrained(path, **options)
         if has is None or has & {"preprocessor_config.json", "processor_config.json"}:
-            with contextlib.suppress(OSError, ValueError, KeyError):
+            with contextlib.suppress(Exception):  # a broken one is none: who needs it says so
                 images: Any = transformers.AutoImageProcessor  # untyped
                 processor = images.from_pretrained(path, **options)
     if tokenizer is not None:
@@ -283,7 +297,7 @@ def _max_length(config: Any, tokenizer: Any, folder: Path | None) -> int:
         limits.append(positions - skipped)
     file = folder / "sentence_bert_config.json" if folder is not None else None
     if file is not None and file.is_file():
-        limits.append(json.loads(file.read_text(encoding="utf-8")).get("max_seq_length"))
+        limits.append(read_json(file).get("max_seq_length"))
     stated = [limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**6]
     return min(stated, default=MOST_TOKENS)
 
@@ -339,11 +353,13 @@ def _others(count: int) -> str:
 
 
 @contextlib.contextmanager
-def _sentences(name: str) -> Iterator[None]:
+def sentences(name: str) -> Iterator[None]:
     """Turn what transformers raises for a user's mistake into one sentence."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
+    except TransshipError:
+        raise
+    except Exception as error:  # a config can make anything fail in the class that it names
         text = " ".join(str(error).split())
         if "trust_remote_code" in text:
             raise CheckpointError(

@@ -310,12 +310,11 @@ def load_model(
         module = reference.to(where).eval()
         title = name or type(reference).__name__
         return LoadedModel(title, module, getattr(module, "config", None), custom=preprocess, device=where)
-    folder = getattr(reference, "folder", None) or reference
     title = name or str(
         reference if isinstance(reference, str | Path) else getattr(reference, "name", reference)
     )
     opened = open_model(
-        str(folder),
+        reference,
         title,
         dtype=dtype,
         head=head,

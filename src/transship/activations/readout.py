@@ -5,7 +5,6 @@ Outputs per input make the task `classes` or `values`, outputs per token `tokens
 model has `features` only.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from transship.activations.models import Batch, LoadedModel, load_model
 from transship.activations.sites import Site, Tap, watching
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks
+from transship.outside import read_json
 
 Task = Literal["classes", "values", "tokens", "language", "features"]
 _LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
@@ -158,7 +158,7 @@ class Readout:
         folder = self.loaded.folder
         file = folder / "1_Pooling" / "config.json" if folder is not None else None
         if file is not None and file.is_file():
-            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings = read_json(file)
             for key, name in (("pooling_mode_cls_token", "cls"), ("pooling_mode_lasttoken", "last")):
                 if settings.get(key):
                     return name
@@ -282,13 +282,15 @@ def sentence_encoder_settings(folder: Path | None) -> tuple[Pooling | None, bool
     """Return (pooling, normalise) from the files of a sentence encoder; (None, False) without any."""
     if folder is None or not (folder / "modules.json").is_file():
         return None, False
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    normalise = any(module.get("type", "").endswith(".Normalize") for module in modules)
+    modules = read_json(folder / "modules.json", shape=list)
+    if not all(isinstance(module, dict) for module in modules):
+        raise DataError("it lists no modules", where=str(folder / "modules.json"), fix="fetch it again")
+    normalise = any(str(module.get("type", "")).endswith(".Normalize") for module in modules)
     for module in modules:
-        if not module.get("type", "").endswith(".Pooling"):
+        if not str(module.get("type", "")).endswith(".Pooling"):
             continue
-        file = folder / module.get("path", "") / "config.json"
-        settings = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        file = folder / str(module.get("path", "")) / "config.json"
+        settings = read_json(file) if file.is_file() else {}
         names: dict[str, Pooling] = {
             "pooling_mode_cls_token": "cls",
             "pooling_mode_mean_tokens": "mean",

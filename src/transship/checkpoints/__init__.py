@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
     from transship.checkpoints.footprint import Footprint
     from transship.checkpoints.lora import Adapter
-    from transship.checkpoints.opening import open, read_json
+    from transship.checkpoints.opening import open
     from transship.checkpoints.update import TensorSummary, Update
     from transship.checkpoints.weightfile import TensorInfo, WeightFile
     from transship.checkpoints.write import TensorPlan, applied, copied, write_checkpoint, write_file
@@ -43,7 +43,6 @@ __all__ = [
     "find_dtype",
     "narrow",
     "open",
-    "read_json",
     "widen",
     "write_adapter",
     "write_checkpoint",

@@ -13,12 +13,14 @@ import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import transship
 from transship.checkpoints.checkpoint import Checkpoint
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
+_LOCAL = re.compile(r"(?<![\w:/.])(?:~?/|[A-Za-z]:\\)[^\s\"'|,;:/]+/[^\s\"'|,;]*")  # a full path in a text
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 _OPTIONAL = ("torch", "transformers", "peft")
 
@@ -29,7 +31,7 @@ class Input:
 
     Attributes:
         role: what it was used for: `base`, `tuned`, `data`.
-        name: the reference as the user gave it.
+        name: what a reader elsewhere knows it by: the hub id, else the last part of its path.
         fingerprint: the hash of its content.
     """
 
@@ -37,10 +39,37 @@ class Input:
     name: str
     fingerprint: str
 
+    def __post_init__(self) -> None:
+        """Take the reference as the user gave it."""
+        object.__setattr__(self, "name", public_name(self.name))
+
     @classmethod
     def of(cls, role: str, checkpoint: Checkpoint) -> Input:
         """Return the input that a checkpoint is."""
         return cls(role, checkpoint.name, checkpoint.fingerprint())
+
+
+def public_name(reference: str) -> str:
+    """Return what a reference is called elsewhere: its hub id, else the last part of its path.
+
+    The rest of a local path says how somebody's disk is ordered, and helps nobody who reads a card.
+    """
+    path = Path(reference)
+    for part in path.parts:  # the hub's cache: models--owner--name/snapshots/revision
+        if part.startswith(("models--", "datasets--")):
+            return "/".join(part.split("--")[1:])
+    if _HUB_ID.fullmatch(reference) and not path.exists():
+        return reference
+    return path.name or path.resolve().name or reference
+
+
+def _public(value: Any) -> Any:
+    """Return texts without the folders of full paths in them."""
+    if isinstance(value, str):
+        return _LOCAL.sub(lambda path: public_name(path[0]), value)
+    if isinstance(value, Mapping):
+        return {name: _public(part) for name, part in value.items()}
+    return [_public(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def versions() -> dict[str, str]:
@@ -80,6 +109,11 @@ class ModelCard:
     seed: int | None = None
     library: str = "transformers"
     versions: Mapping[str, str] = field(default_factory=versions)
+
+    def __post_init__(self) -> None:
+        """Leave out where things lie on this machine."""
+        for name in ("title", "summary", "parameters", "metrics"):
+            object.__setattr__(self, name, _public(getattr(self, name)))
 
     def markdown(self) -> str:
         """Return the page: a YAML head that the hub reads, then tables; names from outside are escaped."""

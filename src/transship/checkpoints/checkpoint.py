@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -30,6 +30,8 @@ _COMPARED_BYTES = 1 << 20
 
 class TensorSource(Protocol):
     """A file that holds tensors."""
+
+    pickled: ClassVar[bool]
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -116,6 +118,11 @@ class Checkpoint:
         """Let go of the files; arrays that were read without copying stay valid."""
         for source in self._sources:
             source.close()
+
+    @property
+    def pickled(self) -> bool:
+        """Whether any of its files is a pickle."""
+        return any(source.pickled for source in self._sources)
 
     @property
     def parameters(self) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.lora import Adapter
 from transship.checkpoints.opening import open as open_checkpoint
+from transship.errors import CheckpointError
+from transship.outside import complete
 
 MOST_TOKENS = 512  # where the config does not say
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
@@ -56,6 +58,11 @@ class Footprint:
 
     @classmethod
     def _read(cls, opened: Checkpoint, dtype: str | None) -> Footprint:
+        with complete(f"{opened.name}, config.json", kind=CheckpointError):
+            return cls._sizes(opened, dtype)
+
+    @classmethod
+    def _sizes(cls, opened: Checkpoint, dtype: str | None) -> Footprint:
         elements = sum(math.prod(info.shape) for info in opened.tensors.values())
         if isinstance(opened, Adapter):
             return cls(4 * elements, 0, 0, 0, 0, 0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transship.atomic import recover
 from transship.checkpoints.checkpoint import Checkpoint, TensorSource
+from transship.checkpoints.claims import check_sizes
 from transship.checkpoints.dtypes import BY_NAME
 from transship.checkpoints.links import refuse_links
 from transship.checkpoints.lora import Adapter
@@ -26,13 +26,13 @@ from transship.checkpoints.weightfile import (
     refuse_quantised,
 )
 from transship.errors import CheckpointError, MissingError
+from transship.outside import read_json
 
 if TYPE_CHECKING:
     import torch
 
 _LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"(?P<owner>\w[\w.-]*)/(?P<model>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_JSON_LIMIT = 200_000_000  # bytes: an index of a million tensors fits
 # one level of the repository only: `*` of the hub's patterns also matches folders
 _WEIGHTS = ("model.safetensors", "model-*.safetensors", "adapter_model.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin", "adapter_model.bin")
@@ -50,7 +50,7 @@ def open(  # the verb that users know
             folder (gives an `Adapter`), or a hub id `owner/name` or `owner/name@revision`. What exists on
             disk comes first.
         allow_pickle: also open `.bin` and `.pt` files, weights only.
-        trust_remote_code: kept on the checkpoint for rooms that build models; no code runs here.
+        trust_remote_code: also fetch code; kept for rooms that build models (nothing here runs it).
     """
     name = os.fspath(reference)
     if "\0" in name or not name.strip():
@@ -66,40 +66,11 @@ def open(  # the verb that users know
             sources: list[TensorSource] = [_open_file(path, allow_pickle)]
             refuse_quantised({}, sources[0].tensors, name)
             return Checkpoint(name, sources, folder=path.parent, trust_remote_code=trust_remote_code)
-        folder = path if path.is_dir() else _from_hub(name, allow_pickle)
+        folder = path if path.is_dir() else _from_hub(name, allow_pickle, trust_remote_code)
         return _open_folder(folder, name, allow_pickle, trust_remote_code)
     except OSError as error:
         what = f"it cannot be read ({error.strerror or type(error).__name__})"
         raise CheckpointError(what, where=name[:200], fix="check its path and permissions") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON object from a file, or refuse the file in one sentence."""
-    try:
-        if path.stat().st_size > _JSON_LIMIT:
-            raise ValueError("too large")
-        content = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"it cannot be read ({error.strerror})", where=str(path), fix="check its path and permissions"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"it is not valid JSON in UTF-8 ({str(error)[:100]})",
-            where=str(path),
-            fix="fetch or write it again",
-        ) from error
-    if not isinstance(content, dict) or _too_deep(content, 100):
-        what = "it is nested too deeply" if isinstance(content, dict) else "it is not a JSON object"
-        raise CheckpointError(what, where=str(path), fix="fetch or write it again")
-    return content
-
-
-def _too_deep(value: object, left: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    inner = value.values() if isinstance(value, dict) else value
-    return left == 0 or any(_too_deep(part, left - 1) for part in inner)
 
 
 def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code: bool) -> Checkpoint:
@@ -116,6 +87,7 @@ def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code:
     if sources is None:
         raise nothing_here(folder)
     refuse_quantised({}, (tensor for source in sources for tensor in source.tensors), name)
+    check_sizes(config, (info.shape for source in sources for info in source.tensors.values()), name)
     return Checkpoint(name, sources, folder=folder, config=config, trust_remote_code=trust_remote_code)
 
 
@@ -216,7 +188,7 @@ def _compare(promised: set[str], held: set[str], index: Path, file: str) -> None
             )
 
 
-def _from_hub(name: str, allow_pickle: bool) -> Path:
+def _from_hub(name: str, allow_pickle: bool, trust_remote_code: bool) -> Path:
     """Fetch a model's files (or find them in the hub's local cache) and return the folder."""
     match = _HUB_ID.fullmatch(name)
     if match is None:
@@ -228,7 +200,7 @@ def _from_hub(name: str, allow_pickle: bool) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    patterns = [*_FILES, *_WEIGHTS, *(_PICKLES if allow_pickle else ())]
+    patterns = [*_FILES, *_WEIGHTS, *(_PICKLES if allow_pickle else ()), *(["*.py"] * trust_remote_code)]
     try:
         folder = huggingface_hub.snapshot_download(
             f"{match['owner']}/{match['model']}",
@@ -269,6 +241,8 @@ class PickleFile:
         metadata: alias → kept name, for tensors that share one piece of memory in the file.
     """
 
+    pickled: ClassVar[bool] = True
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._values: dict[str, torch.Tensor] = {}
@@ -276,6 +250,12 @@ class PickleFile:
         kept: dict[tuple[Any, ...], str] = {}
         for name, tensor in _load(path).items():
             dtype = str(tensor.dtype).removeprefix("torch.")
+            if not _is_whole(tensor):
+                raise CheckpointError(
+                    f"tensor {quote(name)} is sparse, or expanded from fewer numbers than it claims",
+                    where=str(path),
+                    fix="save it dense and contiguous",
+                )
             if dtype not in BY_NAME:
                 raise CheckpointError(
                     f"tensor {name!r} has the type {dtype}",
@@ -310,6 +290,15 @@ class PickleFile:
     def close(self) -> None:
         """Let go of the tensors."""
         self._values = {}
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether the file holds every element: a sparse or expanded tensor may claim any number."""
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _load(path: Path) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from transship.checkpoints.dtypes import BY_CODE, BY_NAME, QUANTISED_CODES
 from transship.errors import CheckpointError
@@ -63,6 +63,8 @@ class WeightFile:
         tensors: every tensor by name, in the order of the data.
         metadata: the header's free texts.
     """
+
+    pickled: ClassVar[bool] = False
 
     def __init__(self, path: Path) -> None:
         self.path = path

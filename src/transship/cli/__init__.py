@@ -12,15 +12,18 @@ import functools
 import importlib
 import io
 import os
+import re
 import sys
 import traceback
+from collections.abc import Iterator
+from typing import TextIO
 
 import click
 
 from transship import __version__, parallel
 from transship.cli.defaults import defaults_of
 from transship.cli.every import equip
-from transship.errors import OutputError, TransshipError, printable
+from transship.errors import OptionError, OutputError, TransshipError, printable
 
 # command → its module; the function in it is called `command`
 COMMANDS = {
@@ -50,6 +53,9 @@ SHARED = {
 SPINS = "2000"
 # what the system says of a disk that takes no more
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+# what the library itself means: bold on and off; a bar's return to the start of its line, and its way up
+_BOLD = re.compile("(\x1b\\[[01]m)")
+_BAR = re.compile("\r?(\x1b\\[A)*")
 
 
 class LazyGroup(click.Group):
@@ -97,9 +103,73 @@ def main(arguments: list[str] | None = None) -> None:
     Under `accelerate launch` or `torchrun` the processes share the commands in `SHARED`; the first one prints
     and writes. Any other command is the first process's alone.
     """
-    words = [_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    with escaped():
+        _run([_at_home(word) for word in (sys.argv[1:] if arguments is None else arguments)])
+
+
+class Escaped(io.TextIOBase):
+    """A stream that hands on text with its control characters escaped.
+
+    A tensor, label, model or file may be named with signs that set the window's title, move the cursor or
+    turn the reading direction. Whatever is printed passes through here: results, errors, plans, progress,
+    warnings and other libraries' logs.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text; only bold, and at its start what a progress bar writes, keep their meaning."""
+        if not isinstance(text, str):  # click asks so whether a stream takes bytes
+            raise TypeError("this stream takes text")
+        bar = _BAR.match(text)
+        start = bar[0] if bar is not None else ""
+        parts = _BOLD.split(text[len(start) :])
+        self._stream.write(start + "".join(part if _BOLD.match(part) else printable(part) for part in parts))
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand on."""
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        """Return whether the stream behind is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return that of the stream behind."""
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """That of the stream behind."""
+        return self._stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        """What the stream behind does with signs that it lacks."""
+        return self._stream.errors
+
+
+@contextlib.contextmanager
+def escaped() -> Iterator[None]:
+    """Let standard output and standard error escape what is written to them in the block.
+
+    A terminal whose encoding lacks a sign, such as the arrow in Latin-1, shows another in its place.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    with contextlib.redirect_stdout(Escaped(sys.stdout)), contextlib.redirect_stderr(Escaped(sys.stderr)):
+        yield
+
+
+def _run(words: list[str]) -> None:
     _wait_briefly()
-    _print_anywhere()
     shared: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if parallel.launched():
         named = tuple([word for word in words if not word.startswith("-")][:2])  # -v may come first
@@ -109,6 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
     errors = sys.stderr
     try:
+        _check_text(words)
         with shared:
             group.main(args=words, standalone_mode=False)
     except click.exceptions.Exit as exit_:
@@ -117,24 +188,18 @@ def main(arguments: list[str] | None = None) -> None:
         if parallel.speaks():
             mistake.show(errors)
         parallel.end(2)
-    except TransshipError as mistake:
-        if parallel.speaks():
-            click.echo(f"error: {printable(mistake)}", file=errors)
-        parallel.end(2)
     except (KeyboardInterrupt, click.Abort) as stop:
         if parallel.speaks():
-            click.echo(f"stopped; {printable(_what_is_kept(stop))}", file=errors)
+            click.echo(f"stopped; {_what_is_kept(stop)}", file=errors)
         parallel.end(130)
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FULL:
-            if parallel.speaks():
-                click.echo(f"error: {printable(_no_room(error))}", file=errors)
-            parallel.end(2)
-        if parallel.size() == 1:
-            raise
-        if parallel.speaks():
+        refusal = error if isinstance(error, TransshipError) else _of_the_system(error)
+        if parallel.speaks() and refusal is not None:
+            sentence = str(refusal).replace("\n", "\\n")
+            click.echo(f"error: {sentence}", file=errors)
+        elif parallel.speaks():  # a mistake of ours keeps its traceback
             traceback.print_exc(file=errors)
-        parallel.end(1)
+        parallel.end(1 if refusal is None else 2)
 
 
 def _at_home(word: str) -> str:
@@ -149,24 +214,39 @@ def _what_is_kept(stop: BaseException) -> str:
     return "; ".join(getattr(told, "__notes__", ())) or "nothing half-written was left"
 
 
+def _check_text(words: list[str]) -> None:
+    """Refuse bytes that are no UTF-8: libraries below take paths and names as text."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise OptionError(
+                "it holds bytes that are no UTF-8", where=word, fix="rename the file, or check the locale"
+            ) from None
+
+
 def _wait_briefly() -> None:
     """Let waiting threads give their core away soon, unless the user has said how they wait."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is first imported
 
 
-def _print_anywhere() -> None:
-    """Let a terminal whose encoding lacks a sign, such as the arrow in Latin-1, show another in its place."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-
-
-def _no_room(error: OSError) -> OutputError:
-    """Return what to say of a disk that was full or is read-only, wherever it was met."""
-    what = f"the disk takes no more ({os.strerror(error.errno or 0)})"
+def _of_the_system(error: Exception) -> TransshipError | None:
+    """Return what to say of what the system refused, wherever it was met; None for any other error."""
+    if isinstance(error, MemoryError):
+        fix = "use fewer or smaller inputs, or a machine with more memory"
+        return OutputError("there is not enough memory", where="this command", fix=fix)
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    full = error.errno in FULL
+    what = f"{'the disk takes no more' if full else 'the system refuses'} ({os.strerror(error.errno)})"
     where = str(error.filename or "what was being written")
-    return OutputError(what, where=where, fix="make room, or choose another place, and run it again")
+    fix = (
+        "make room, or choose another place, and run it again"
+        if full
+        else "check the path and its permissions"
+    )
+    return OutputError(what, where=where, fix=fix)
 
 
 __all__ = ["COMMANDS", "SHARED", "group", "main"]

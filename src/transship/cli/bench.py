@@ -48,7 +48,7 @@ MANY = 6
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The first seed.")
 @click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=1, max=1024),
     help="Processes side by side [default: one per core, as far as memory goes; one for short suites].",
 )
 @memory_option

@@ -20,7 +20,6 @@ from transship.cli.options import (
     show,
     trust_option,
 )
-from transship.errors import printable
 from transship.fields import setting
 from transship.numerics import MemoryBudget
 from transship.progress import Bars
@@ -82,7 +81,7 @@ def command(
         settings.inputs, seed=seed
     )
     line = f"comparing {source} and {target} over {len(part)} inputs of {part.name}"
-    click.echo(printable(line), err=True)
+    click.echo(line, err=True)
     if memory is not None:
         _check_memory(memory, (source, target), part, settings.batch_size, loading)
     bars = Bars()

@@ -36,6 +36,7 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
     torch.set_num_threads(1)  # products this small cost less than the threads' waiting for each other
     begun = time.monotonic()
     with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)  # before minutes of training
         demo = steps.Demo(folder, steps.FAST if fast else steps.FULL)
         bases = demo.bases()
         click.echo(

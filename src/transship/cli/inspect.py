@@ -13,6 +13,7 @@ import click
 from transship import activations, checkpoints, data
 from transship.cli.options import memory_option, model_options, show
 from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
+from transship.outside import complete
 from transship.report import Column, Facts, Page, Section, Table
 from transship.verbs import adapt, translate
 
@@ -40,7 +41,9 @@ def command(
         MemoryBudget.parse(memory, TORCH).require(0, f"inspecting {path}")
         for file, describe_artifact in _ARTIFACTS.items():
             if (Path(path) / file).is_file():
-                show(describe_artifact(Path(path)), as_json=as_json)
+                with complete(f"{path}/{file}"):
+                    page = describe_artifact(Path(path))
+                show(page, as_json=as_json)
                 return
     with checkpoints.open(data.local_model(path), **allowed) as checkpoint:
         if base is not None:

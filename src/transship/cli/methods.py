@@ -28,9 +28,9 @@ def command(verb: str | None, memory: str | None, as_json: bool) -> None:
         return
     for card in cards:
         name = printable(f"{card.verb} --method {card.name}")
-        click.echo(f"{click.style(name, bold=True)}  {printable(card.summary)}")
+        click.echo(f"{click.style(name, bold=True)}  {card.summary}")
         if card.paper:
-            click.echo(f"    paper: {printable(card.paper)}")
+            click.echo(f"    paper: {card.paper}")
         for parameter in card.parameters:
             line = f"    {parameter.name}: {parameter.type} = {parameter.default}  {parameter.help}"
-            click.echo(printable(line))
+            click.echo(line)

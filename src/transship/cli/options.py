@@ -21,9 +21,10 @@ import click
 
 import transship as ts
 from transship import parallel
-from transship.errors import printable
 from transship.fields import OptionFacts, attribute_helps, default_of, parse_value, setting
 from transship.locks import locked
+from transship.numerics import parse_bytes
+from transship.outside import unpacking_at_most
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Kind = TypeVar("Kind")
@@ -90,6 +91,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, help_: str) -> Callable[[C
         field.name,
         type=_click_type(parts, facts),
         show_default=default not in (None, ""),
+        callback=facts.get("callback"),
         **({"required": True} if _required(field) else {"default": _written(default)}),
         **shared,
     )
@@ -115,7 +117,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 def _click_type(parts: tuple[Any, ...], facts: OptionFacts) -> Any:
     least, most = facts.get("least"), facts.get("most")
     if parts == (int,):
-        return click.INT if least is most is None else click.IntRange(_whole(least), _whole(most))
+        return _Whole() if least is most is None else click.IntRange(_whole(least), _whole(most))
     if parts == (float,):
         return click.FLOAT if least is most is None else click.FloatRange(least, most)
     if parts == (Path,):
@@ -125,6 +127,16 @@ def _click_type(parts: tuple[Any, ...], facts: OptionFacts) -> Any:
     if all(part is bool or typing.get_origin(part) is Literal for part in parts):
         return click.Choice([choice for part in parts for choice in _choices(part)])
     return click.STRING
+
+
+class _Whole(click.types.IntParamType):
+    """A whole number that arrays and generators take."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number: int = super().convert(value, param, ctx)
+        if abs(number) >= 2**63:
+            self.fail(f"{number:.3g} is too large.", param, ctx)
+        return number
 
 
 def _whole(bound: float | None) -> int | None:
@@ -219,6 +231,12 @@ class OpeningOptions(Trust):
     allow_pickle: bool = False
 
 
+def _limit_unpacking(context: click.Context, option: click.Parameter, size: str | None) -> str | None:
+    """Let no file that the command reads unpack into more than the option allows."""
+    context.with_resource(unpacking_at_most(None if size is None else parse_bytes(size)))
+    return size
+
+
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """How much memory there is, for commands that choose their chunks by it.
@@ -228,7 +246,7 @@ class Memory:
             fit is refused before it starts.
     """
 
-    memory: str | None = setting(None, metavar="SIZE")
+    memory: str | None = setting(None, metavar="SIZE", callback=_limit_unpacking)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +262,7 @@ class Workers:
 
     engine: Literal["local", "ray"] = "local"
     address: str | None = setting(None, metavar="HOST:PORT")
-    jobs: int | None = setting(None, least=1)
+    jobs: int | None = setting(None, least=1, most=1024)
 
 
 output_options = settings_options(Output)
@@ -276,7 +294,7 @@ def show(
     if not quiet:
         click.echo(ts.report.json.render(page) if as_json else ts.report.terminal.render(page))
     if report is not None and not quiet:
-        click.echo(f"the page is at {printable(report)}", err=as_json)
+        click.echo(f"the page is at {report}", err=as_json)
 
 
 def writing(out: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:

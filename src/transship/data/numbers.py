@@ -21,8 +21,9 @@ from transship.data.labels import (
     missing_column,
 )
 from transship.data.tables import DataTable, MemoryTable
-from transship.errors import DataError
+from transship.errors import DataError, TransshipError
 from transship.numerics import chunks
+from transship.outside import require_room
 
 NumberKind = Literal["array", "series", "vector"]
 _DIMENSIONS = {"vector": (2, 2), "series": (2, 3), "array": (1, 8)}
@@ -50,7 +51,7 @@ def numbers_of_table(
 def numbers_of_file(file: Path, kind: NumberKind, options: Options, name: str, length: int | None) -> Dataset:
     """Return the rows of an npy, npz or pt file; the latter two may hold labels, ids and splits too."""
     where = str(file)
-    arrays = _READERS[file.suffix.lower()](file)
+    arrays = _read(file)
     if None in arrays:
         values = checked(_cut(arrays[None], length), kind, where)
         dataset = Dataset(name=name, kind=kind, inputs=values)
@@ -287,36 +288,57 @@ def _without_label(options: Options) -> Options:
     return Options(column=options.column, label=False, id=options.id, split_column=options.split_column)
 
 
-def _read_npy(file: Path) -> dict[str | None, NDArray[Any]]:
+def _read(file: Path) -> dict[str | None, NDArray[Any]]:
+    """Return the arrays of a file by name; None names the only one of a file without names."""
     try:
-        return {None: np.load(file, mmap_mode="r", allow_pickle=False)}
-    except (ValueError, OSError, EOFError) as error:
+        return _READERS[file.suffix.lower()](file)
+    except TransshipError:
+        raise
+    except Exception as error:  # numpy, zipfile and torch raise whatever they meet in a broken file
         raise _unreadable(file, error) from error
+
+
+def _read_npy(file: Path) -> dict[str | None, NDArray[Any]]:
+    return {None: np.load(file, mmap_mode="r", allow_pickle=False)}
 
 
 def _read_npz(file: Path) -> dict[str | None, NDArray[Any]]:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise _unreadable(file, error) from error
+    _require_room_for_zip(file)
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _read_pt(file: Path) -> dict[str | None, NDArray[Any]]:
     """Read a torch file of tensors, weights-only: nothing in it is run."""
-    import pickle
-
     import torch
 
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, OSError, EOFError, ValueError) as error:
-        raise _unreadable(file, error) from error
+    if zipfile.is_zipfile(file):
+        _require_room_for_zip(file)
+    content = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(content, torch.Tensor):
-        return {None: content.numpy()}
+        return {None: _array_of(content, file)}
     if not isinstance(content, dict):
         raise DataError("it holds no tensors by name", where=str(file), fix="save a dict of tensors, or npz")
-    return {str(key): value.numpy() for key, value in content.items() if isinstance(value, torch.Tensor)}
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, torch.Tensor)}
+    return {key: _array_of(value, file) for key, value in tensors.items()}
+
+
+def _require_room_for_zip(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        require_room(sum(entry.file_size for entry in archive.infolist()), str(file))
+
+
+def _array_of(tensor: Any, file: Path) -> NDArray[Any]:
+    """Return a tensor as numpy holds it: dense, narrow floats as float32.
+
+    An expanded or sparse tensor takes less in the file than its rows take here.
+    """
+    require_room(tensor.numel() * tensor.element_size(), str(file))
+    plain = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+    plain = plain.to_dense().resolve_conj().resolve_neg()
+    narrow = plain.is_floating_point() and plain.element_size() < 4 and str(plain.dtype) != "torch.float16"
+    array: NDArray[Any] = (plain.float() if narrow else plain).numpy()
+    return array
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:

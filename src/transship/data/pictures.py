@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,8 @@ from transship.data.dataset import Dataset, split_name
 from transship.data.labels import Options, assemble, need_column
 from transship.data.rows import LazyRows
 from transship.data.tables import DataTable
-from transship.errors import DataError
+from transship.errors import DataError, TransshipError
+from transship.outside import require_room
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +26,7 @@ IMAGE_SUFFIXES = frozenset(
 )
 _SPLITS = frozenset({"train", "validation", "test"})
 Mode = Literal["RGB", "L"] | None
+_PIXEL_BYTES = 8  # decoded and converted: twice up to four
 
 
 class EncodedImages(LazyRows):
@@ -36,19 +39,19 @@ class EncodedImages(LazyRows):
         return len(self.rows)
 
     def _row(self, index: int) -> Image:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
+        encoded = self.encoded(index)
         try:
-            with Image.open(io.BytesIO(self.encoded(index))) as image:
-                image.load()
-                return image.convert(self.mode) if self.mode and image.mode != self.mode else image.copy()
-        except (
-            UnidentifiedImageError,
-            Image.DecompressionBombError,
-            OSError,
-            ValueError,
-            SyntaxError,
-        ) as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # its size is looked at below
+                with Image.open(io.BytesIO(encoded)) as image:
+                    require_room(_PIXEL_BYTES * image.width * image.height, f"{self.where}, row {index + 1}")
+                    image.load()
+                    return image.convert(self.mode) if self.mode and image.mode != self.mode else image.copy()
+        except TransshipError:
+            raise
+        except Exception as error:  # Pillow's readers raise whatever they meet in a broken or hostile file
             raise self._refusal(index, "cannot be decoded") from error
 
     def raw(self, index: int) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 from transship.data.dataset import split_name
 from transship.data.rows import ArrowRows, LazyRows, ParquetRows
 from transship.errors import DataError
+from transship.outside import require_room
 
 _SPLIT_IN_NAME = re.compile(r"(?:^|[-_.])(train|training|validation|valid|val|dev|test|testing)(?=[-_.]|$)")
 
@@ -69,10 +70,18 @@ class MemoryTable(DataTable):
             return values
         try:
             return pyarrow.chunked_array([pyarrow.array(values)])
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError) as error:
-            kinds = sorted({type(value).__name__ for value in values if value is not None})
+        except UnicodeEncodeError as error:
+            row = next((row for row, value in enumerate(values, 1) if not _is_unicode(value)), 1)
             raise DataError(
-                f"the column '{name}' mixes {' and '.join(kinds)}", where=self.source, fix="give it one type"
+                f"row {row} of the column '{name}' holds half a sign (a lone surrogate)",
+                where=self.source,
+                fix="write the whole sign, or leave it out",
+            ) from error
+        except (pyarrow.ArrowException, ValueError, TypeError, OverflowError) as error:
+            kinds = sorted({type(value).__name__ for value in values if value is not None})
+            mixed = f"mixes {' and '.join(kinds)}" if len(kinds) > 1 else f"holds {kinds[0]} too large"
+            raise DataError(
+                f"the column '{name}' {mixed}", where=self.source, fix="give it one type"
             ) from error
 
     def folder(self) -> Path | None:
@@ -107,9 +116,11 @@ class ParquetTable(DataTable):
             sizes = [file.metadata.num_rows for file in self._files]
             parts = [pyarrow.array([split] * size) for split, size in zip(self._splits, sizes, strict=True)]
             return pyarrow.chunked_array(parts)
+        for file in self._files:
+            require_room(_unpacked_bytes(file, name), f"{self.source}, column '{name}'")
         try:
             columns = [file.read(columns=[name]).column(name) for file in self._files]
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, KeyError, MemoryError) as error:
             raise _broken(self.source, error) from error
         kinds = {column.type for column in columns}
         if len(kinds) > 1:
@@ -172,6 +183,7 @@ def parquet_classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
 def read_utf8(file: Path) -> str:
     """Return the text of a file without a byte-order mark; refuse bytes that are not UTF-8, by offset."""
     try:
+        require_room(3 * file.stat().st_size, str(file))  # its bytes, its text, its rows
         data = file.read_bytes()
     except OSError as error:
         raise DataError(
@@ -221,10 +233,16 @@ def _parse_json(text: str, file: Path, line: int | None) -> Any:
     except (ValueError, RecursionError) as error:
         at = line if line is not None else getattr(error, "lineno", 1)
         raise DataError(
-            f"line {at} is not JSON ({getattr(error, 'msg', 'nested too deeply')})",
+            f"line {at} is not JSON ({_fault(error)})",
             where=str(file),
             fix="mend the line",
         ) from error
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return str(getattr(error, "msg", "a number of too many digits"))
 
 
 def _table_of_objects(file: Path, objects: Sequence[tuple[str, Any]]) -> DataTable:
@@ -330,8 +348,29 @@ def _open_parquet(file: Path) -> Any:
         raise DataError("the file is empty", where=str(file), fix="give a file with at least one row")
     try:
         return pyarrow.parquet.ParquetFile(file)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
         raise _broken(str(file), error) from error
+
+
+def _unpacked_bytes(file: Any, name: str) -> int:
+    """Return what a column takes in memory, from its type and from what the file says of its pages."""
+    data, field = file.metadata, file.schema_arrow.field(name)
+    try:
+        fixed = int(data.num_rows) * int(field.type.bit_width) // 8
+    except ValueError:  # rows of different lengths
+        fixed = int(data.num_rows)
+    groups = [data.row_group(number) for number in range(data.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    named = [chunk for chunk in chunks if chunk.path_in_schema.partition(".")[0] == name]
+    return max(fixed, sum(int(chunk.total_uncompressed_size) for chunk in named))
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _broken(where: str, error: Exception) -> DataError:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from transship.errors import CONTROLS
 from transship.report.blocks import Block, Facts, Figure, KeyFigures, Page, Table, Text
 from transship.report.values import plain
 
@@ -20,7 +21,8 @@ def render(page: Page) -> str:
 
 def dumps(value: Any) -> str:
     """Return any value as indented JSON; a number that is not finite becomes null."""
-    return json.dumps(_carried(value), indent=2, ensure_ascii=False)
+    text = json.dumps(_carried(value), indent=2, ensure_ascii=False)
+    return CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)  # those that JSON leaves as they are
 
 
 def document(page: Page) -> dict[str, Any]:

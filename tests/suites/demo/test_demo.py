@@ -48,7 +48,7 @@ def test_a_verb_is_held_against_its_best_baseline_also_at_a_glance():
 
 
 @pytest.mark.slow
-def test_every_verb_gives_its_figures_and_a_second_run_trains_nothing(tmp_path):
+def test_every_verb_gives_its_figures_offline_and_a_second_run_trains_nothing(tmp_path, offline):
     demo = Demo(tmp_path, TINY)
     steps = [demo.transport(), demo.merge(), demo.translate(), demo.adapt()]
     assert [step.verb for step in steps] == ["transport", "merge", "translate", "adapt"]

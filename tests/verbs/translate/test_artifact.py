@@ -9,7 +9,7 @@ import pytest
 
 from transship.errors import DataError, OutputError
 from transship.registry import build_method, method_names
-from transship.verbs.translate import Ridge, load_map, save_map
+from transship.verbs.translate import Ridge, apply_map, load_map, save_map, unit_rows
 
 
 @pytest.fixture
@@ -81,3 +81,23 @@ def test_what_is_no_map_is_refused(tmp_path: Path):
     (tmp_path / "map.json").write_text('{"format": "transship.translator", "version": 99}')
     with pytest.raises(DataError, match="has version 99"):
         load_map(tmp_path)
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_a_finite_row_that_the_map_makes_infinite_is_refused_by_its_id(value: float, tmp_path: Path):
+    rows = np.random.default_rng(0).standard_normal((80, 4)).astype(np.float32)
+    fitted = Ridge().fit(rows, 4 * rows)
+    saved = save_map(fitted, tmp_path / "map", {"unit_target": True})
+    rows[41] = value
+    np.save(tmp_path / "rows.npy", rows)
+    with pytest.raises(DataError, match=r"1 of 80 vectors become NaN or infinity .* is id 41"):
+        list(apply_map(saved, str(tmp_path / "rows.npy"), str(tmp_path / "out.npy")))
+    assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-12, 1.0, 1e12, 1e30, 1e38])
+def test_rows_of_any_length_have_a_direction(scale: float):
+    rows = np.array([[3.0, 4.0], [0.0, 0.0], [-1.0, 0.0]], np.float32)
+    np.testing.assert_allclose(
+        unit_rows(rows / 4 * np.float32(scale)), [[0.6, 0.8], [0, 0], [-1, 0]], atol=1e-5
+    )

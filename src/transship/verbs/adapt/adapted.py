@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from transformers import AutoConfig
@@ -27,8 +26,10 @@ from transformers import AutoConfig
 from transship import __version__
 from transship.atomic import atomic_folder
 from transship.checkpoints.card import Input, ModelCard
+from transship.checkpoints.claims import check_code, check_sizes
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks
+from transship.outside import complete, read_json
 from transship.registry import unknown
 from transship.types import Array
 from transship.verbs.adapt.model.backbone import Backbone, Body, body_from_config, open_backbone
@@ -240,28 +241,26 @@ def read_adapted(folder: str | os.PathLike[str]) -> Adapted:
     document = read_document(place)
     try:
         data = (place / WEIGHTS).read_bytes()
-        config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise _incomplete(place, str(error)) from error
-    if hashlib.sha256(data).hexdigest() != document["weights"]:
+    config = read_json(place / CONFIG, "fit the model again", DataError)
+    if hashlib.sha256(data).hexdigest() != document.get("weights"):
         raise _incomplete(place, "its weights do not match their hash")
-    try:
-        return _rebuild(document, load(data), config, place)
-    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError, ValueError) as error:
-        raise _incomplete(place, f"{type(error).__name__}: {error}") from error
+    with complete(place, "fit the model again"):
+        weights = load(data)
+        check_sizes(config, [value.shape for value in weights.values()], str(place))
+        check_code(config, str(place), trusted=False)
+        return _rebuild(document, weights, config, place)
 
 
 def read_document(place: Path) -> dict[str, Any]:
     """Return what the folder says of its model; no weights are read."""
-    try:
-        document = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not (place / ABOUT).is_file():
         raise DataError(
             f"holds no {ABOUT}", where=str(place), fix="give the folder that `transship adapt fit` wrote"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise _incomplete(place, f"{ABOUT} is unreadable") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        )
+    document: dict[str, Any] = read_json(place / ABOUT, "fit the model again", DataError)
+    if document.get("format") != FORMAT:
         raise DataError("is no adapted model", where=str(place), fix="give a folder of `transship adapt fit`")
     if not isinstance(document.get("version"), int) or document["version"] > VERSION:
         raise DataError(

@@ -34,7 +34,7 @@ class RunSettings:
         dtype: what models run in where data is read; float32 by default.
     """
 
-    jobs: int = setting(1, least=1)
+    jobs: int = setting(1, least=1, most=1024)
     memory: str | int | None = setting(None, metavar="SIZE")
     device: str = "cpu"
     device_map: str | None = setting(None, metavar="MAP")

@@ -14,7 +14,7 @@ from transship.numerics import MemoryBudget, format_bytes
 from transship.types import Array
 from transship.verbs.translate.engines import Engine, LocalEngine
 from transship.verbs.translate.maps.saved import SavedMap
-from transship.verbs.translate.maps.vectors import check_rows, unit_rows
+from transship.verbs.translate.maps.vectors import check_finite_rows, check_rows, unit_rows
 from transship.verbs.translate.settings import Columns
 from transship.verbs.translate.stores import (
     RowsDone,
@@ -284,10 +284,12 @@ def translate(saved: SavedMap, vectors: Array, where: str, ids: Any = None) -> A
     """Return translated rows as the target expects them: of unit length where the new model's rows are."""
     rows = np.asarray(vectors)
     check_rows(rows, where, ids)
-    moved: Array = saved.translator.transform(
-        rows if rows.dtype == np.float64 else rows.astype(np.float32, copy=False)
-    )
-    return unit_rows(moved) if saved.unit_target else moved.astype(np.float32, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is looked for below
+        moved: Array = saved.translator.transform(
+            rows if rows.dtype == np.float64 else rows.astype(np.float32, copy=False)
+        ).astype(np.float32, copy=False)
+    check_finite_rows(moved, where, ids, "become NaN or infinity under the map")
+    return unit_rows(moved) if saved.unit_target else moved
 
 
 def _batch_rows(saved: SavedMap, memory: MemoryBudget | None, held: int) -> int:

@@ -12,6 +12,7 @@ from transship.activations.batches import longest
 from transship.activations.functional import Features
 from transship.checkpoints.footprint import Footprint
 from transship.errors import OptionError
+from transship.outside import complete
 from transship.registry import unknown
 from transship.report import Page, html
 from transship.verbs.merge.fusion.choices import choose
@@ -257,9 +258,10 @@ class Fusion:
     def load(cls, folder: str | Path, **opening: Any) -> "Fusion":
         """Return a saved fusion; `opening` may hold device, trust_remote_code and allow_pickle."""
         about = read_about(Path(folder))
-        origin = CheckpointOrigin(about["base"]["name"], **opening)
-        fusion = cls(origin, **about["choices"])
-        fusion.fused = read(Path(folder), origin, about)
+        with complete(f"{folder}/fusion.json", "start the fusion again"):
+            origin = CheckpointOrigin(str(about["base"]["name"]), **opening)
+            fusion = cls(origin, **about["choices"])
+            fusion.fused = read(Path(folder), origin, about)
         return fusion
 
     def page(self) -> Page:

@@ -11,7 +11,6 @@
 The folder is written beside its target and exchanged in one step: a kill leaves the old one.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -28,6 +27,7 @@ from transship.checkpoints.card import as_json
 from transship.checkpoints.write import carried_files, with_dtype, write_checkpoint
 from transship.errors import CheckpointError, OutputError
 from transship.geometry.maps import read_arrays, write_arrays
+from transship.outside import read_json
 from transship.verbs.merge.fusion.choices import Choices
 from transship.verbs.merge.fusion.disk import CheckpointOrigin
 from transship.verbs.merge.fusion.measure import StepReport
@@ -71,6 +71,13 @@ def save(fused: Fused, origin: FusionOrigin, choices: Choices, folder: Path, *, 
 
 def read(folder: Path, origin: CheckpointOrigin, about: Mapping[str, Any]) -> Fused:
     """Return the fusion in `folder`, of which `about` is the record."""
+    for name in (*about["groups"], *(entry["name"] for entry in about["tasks"])):
+        if name != Path(name).name or name in ("", ".", ".."):
+            raise CheckpointError(
+                f"fusion.json names the file {name!r} outside its folder",
+                where=str(folder),
+                fix="start again",
+            )
     if origin.fingerprint() != about["base"]["sha256"]:
         raise CheckpointError(
             "it is not the base that this fusion was started with",
@@ -97,11 +104,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             "it is no fusion", where=str(folder), fix="make one with `transship merge start OUT --base B`"
         )
-    try:
-        about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError("fusion.json is no JSON", where=str(folder), fix="start again") from error
-    if about.get("format") != FORMAT or int(about.get("version", 0)) > VERSION:
+    about: dict[str, Any] = read_json(file, "start again")
+    if about.get("format") != FORMAT or about.get("version") not in range(VERSION + 1):
         raise CheckpointError(
             f"fusion.json is of format {about.get('format')} {about.get('version')}",
             where=str(folder),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from transship.numerics import format_bytes
+from transship.outside import complete
 from transship.report import Column as ReportColumn
 from transship.report import (
     Facts,
@@ -41,12 +42,14 @@ _FLATTERED = (
 
 def status(folder: Path) -> dict[str, Any]:
     """Return base, method, tasks, figures and bytes of a saved fusion; no model is opened."""
-    return _status(read_about(folder), folder, kept_bytes(folder))
+    with complete(folder / "fusion.json", "start the fusion again"):
+        return _status(read_about(folder), folder, kept_bytes(folder))
 
 
 def status_page(folder: Path) -> Page:
     """Return the page of a saved fusion; no model is opened."""
-    return page(read_about(folder), folder=folder, sizes=kept_bytes(folder))
+    with complete(folder / "fusion.json", "start the fusion again"):
+        return page(read_about(folder), folder=folder, sizes=kept_bytes(folder))
 
 
 def page(

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from transship import __version__
 from transship.atomic import atomic_folder, check_target
 from transship.errors import DataError
+from transship.outside import complete, read_json
 from transship.registry import build_method
 from transship.types import Array
 from transship.verbs.translate.maps.base import Translator
@@ -30,6 +30,7 @@ ARRAYS_FILE, ABOUT_FILE = "map.safetensors", "map.json"
 # 8-byte hashes of the ids that the map was fitted on, sorted
 IDS_FILE = "fitted-on.npy"
 _TENSOR = "$array"
+MOST_WIDTH = 1 << 20  # of a vector
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class SavedMap:
             return np.zeros(len(ids), dtype=bool)
         try:
             return np.isin(_id_hashes(ids), np.load(file, allow_pickle=False))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # numpy raises whatever it meets in a broken header
             raise DataError(
                 "is not a readable .npy file", where=str(file), fix="fit the map again"
             ) from error
@@ -134,18 +135,21 @@ def load_map(folder: str | Path) -> SavedMap:
             where=str(place),
             fix="fit the map again",
         )
-    try:
+    with complete(place, "fit the map again"):
         arrays = load(data)
         translator = build_method("translate", str(document["method"]), document["parameters"])
         for name, value in document["state"].items():
             setattr(translator, name, _put(value, arrays))
-    except (SafetensorError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"is not a complete map ({type(error).__name__}: {error})",
-            where=str(place),
-            fix="fit the map again",
-        ) from error
-    return SavedMap(translator, document.get("about", {}), str(document["hash"]), str(place))
+        saved = SavedMap(translator, dict(document.get("about", {})), str(document["hash"]), str(place))
+        _check_widths(saved)
+    return saved
+
+
+def _check_widths(saved: SavedMap) -> None:
+    """Translate a row, so that parts that do not fit together are noticed before an index is opened."""
+    narrow, wide = saved.widths
+    if not 0 < narrow <= MOST_WIDTH or saved.translator.transform(np.ones((1, narrow))).shape != (1, wide):
+        raise ValueError(f"a row of {narrow} does not become one of {wide}")
 
 
 def _id_hashes(ids: Sequence[Any]) -> Array:
@@ -170,19 +174,14 @@ def read_document(place: Path) -> dict[str, Any]:
             where=str(place),
             fix="give MAP first, as in `transship translate apply MAP IN OUT`",
         )
-    try:
-        document = json.loads((place / ABOUT_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    if not (place / ABOUT_FILE).is_file():
         raise DataError(
             f"holds no {ABOUT_FILE}",
             where=str(place),
             fix="give the folder that `transship translate fit` wrote",
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{ABOUT_FILE} is cut short or unreadable", where=str(place), fix="fit the map again"
-        ) from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        )
+    document: dict[str, Any] = read_json(place / ABOUT_FILE, "fit the map again", DataError)
+    if document.get("format") != FORMAT:
         raise DataError(
             "is not a translator", where=str(place), fix="give a map of `transship translate fit`"
         )

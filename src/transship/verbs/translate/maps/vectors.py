@@ -12,6 +12,8 @@ from transship.errors import DataError
 from transship.types import Array
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+# lengths whose squares float32 holds
+_SMALLEST, _LARGEST = 1e-18, 1e18
 # bytes of scores at a time, with the order that is made of them
 SCORES = 256_000_000
 
@@ -19,7 +21,14 @@ SCORES = 256_000_000
 def unit_rows(rows: Array) -> Array:
     """Return rows of length 1 in float32; zero rows stay zero."""
     rows = np.asarray(rows, dtype=np.float32)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    beyond = np.flatnonzero((norms[:, 0] < _SMALLEST) | (norms[:, 0] > _LARGEST))
+    if len(beyond):  # squares beyond float32: such rows are brought near 1 first
+        largest = np.abs(rows[beyond]).max(axis=1, keepdims=True, initial=0.0)
+        rows = rows.copy()
+        rows[beyond] = np.divide(rows[beyond], largest, out=np.zeros_like(rows[beyond]), where=largest > 0)
+        norms[beyond] = np.linalg.norm(rows[beyond], axis=1, keepdims=True)
     result: Array = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
     return result
 
@@ -59,20 +68,27 @@ def _standard(scores: Array) -> Array:
 
 def check_rows(rows: Array, where: str, ids: Any = None) -> None:
     """Refuse rows that hold NaN or infinity, and rows of zeros, which have no direction; name the first."""
+    check_finite_rows(rows, where, ids, "hold NaN or infinity")
+    zero = np.flatnonzero(rows[:, 0] == 0)  # few rows begin with a zero: only these are read whole
+    _refuse_rows(zero[~rows[zero].any(axis=1)], len(rows), where, ids, "are all zero")
+
+
+def check_finite_rows(rows: Array, where: str, ids: Any, what: str) -> None:
+    """Refuse rows that hold NaN or infinity; `what` says how they came to it."""
     with np.errstate(over="ignore", invalid="ignore"):
         # the sum of a row shows NaN and infinity; it may overflow, so what it shows is looked at again
         broken = np.flatnonzero(~np.isfinite(rows.sum(axis=1)))
-    broken = broken[~np.isfinite(rows[broken]).all(axis=1)]
-    zero = np.flatnonzero(rows[:, 0] == 0)  # few rows begin with a zero: only these are read whole
-    zero = zero[~rows[zero].any(axis=1)]
-    for places, what in ((broken, "hold NaN or infinity"), (zero, "are all zero")):
-        if len(places):
-            name = f"id {ids[places[0]]}" if ids is not None else f"row {places[0]}"
-            raise DataError(
-                f"{len(places)} of {len(rows)} vectors {what}, the first is {name}",
-                where=where,
-                fix="remove these rows or embed them again",
-            )
+    _refuse_rows(broken[~np.isfinite(rows[broken]).all(axis=1)], len(rows), where, ids, what)
+
+
+def _refuse_rows(places: Indices, count: int, where: str, ids: Any, what: str) -> None:
+    if len(places):
+        name = f"id {ids[places[0]]}" if ids is not None else f"row {places[0]}"
+        raise DataError(
+            f"{len(places)} of {count} vectors {what}, the first is {name}",
+            where=where,
+            fix="remove these rows or embed them again",
+        )
 
 
 def plain_id(identity: Any) -> Any:

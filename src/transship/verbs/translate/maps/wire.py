@@ -22,11 +22,13 @@ from torch import Tensor
 
 from transship.errors import DataError
 from transship.geometry.maps import read_arrays, write_arrays
+from transship.outside import complete, read_json
 from transship.types import Array
 from transship.verbs.translate.maps.base import like, to_tensor, unit, working
 from transship.verbs.translate.maps.vectors import anchors_hash
 
 FORMAT, VERSION = "transship.wire", 1
+MOST_ANCHORS = 10**8
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,11 @@ class Agreement:
     @classmethod
     def load(cls, path: str | Path) -> Agreement:
         """Read what `save` wrote."""
-        try:
-            plain = json.loads(Path(path).read_text(encoding="utf-8"))
+        plain = read_json(Path(path), "write it again with Agreement.save", DataError)
+        with complete(path, "write it again with Agreement.save"):
             if plain.pop("format") != "transship.agreement":
                 raise KeyError("format")
             return cls.from_dict(plain)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                "is not a complete agreement", where=str(path), fix="write it again with Agreement.save"
-            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the agreement as JSON holds it."""
@@ -92,7 +90,10 @@ class Agreement:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Agreement:
         """Return what `to_dict` gave."""
-        return cls(**{**plain, "lists": tuple(map(tuple, plain["lists"]))})
+        count, lists = int(plain["count"]), tuple(tuple(map(int, indices)) for indices in plain["lists"])
+        if not 0 <= count <= MOST_ANCHORS or any(not 0 <= place < count for row in lists for place in row):
+            raise ValueError("its lists name anchors that it does not have")
+        return cls(str(plain["method"]), dict(plain["parameters"]), str(plain["anchors"]), count, lists)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class Wire:
     def load(cls, path: str | Path) -> Wire:
         """Read what `save` wrote."""
         arrays, about = read_arrays(path, FORMAT, VERSION)
-        return cls(arrays["values"].numpy(), about.get("signature", ""))
+        with complete(path, "send it again"):
+            return cls(arrays["values"].numpy(), about.get("signature", ""))
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,23 @@ class Half:
     def load(cls, path: str | Path, role: Literal["encoder", "decoder"]) -> Half:
         """Read what `save` wrote; the role is asked for, so that the halves are not mixed up."""
         arrays, about = read_arrays(path, f"{FORMAT}.{role}", VERSION)
-        try:
+        with complete(path, "write it again"):
             agreement = Agreement.from_dict(json.loads(about["agreement"]))
             unit_rows, gamma = json.loads(about["unit_rows"]), json.loads(about["gamma"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError("is not a complete half", where=str(path), fix="write it again") from error
-        return cls(role, agreement, {name: array.numpy() for name, array in arrays.items()}, unit_rows, gamma)
+            gamma = None if gamma is None else float(gamma)
+            plain = {name: array.numpy() for name, array in arrays.items()}
+            half = cls(role, agreement, plain, bool(unit_rows), gamma)
+            half.check()
+        return half
+
+    def check(self) -> None:
+        """Refuse arrays that do not fit together: one row has to pass."""
+        names = ("mean",) if self.role == "encoder" else ("matrix",)
+        width = self.arrays[names[0]].shape[0]
+        if self.role == "encoder":
+            self.encode(np.ones((1, width)))
+        else:
+            self.decode(Wire(np.ones((1, width)), self.agreement.signature()))
 
     def _must_be(self, role: str) -> None:
         if self.role != role:

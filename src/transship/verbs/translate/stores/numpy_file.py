@@ -104,7 +104,7 @@ class NumpySource(OneFileSource):
         super().__init__(place)
         try:
             self.array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # numpy raises whatever it meets in a broken header
             raise unreadable(".npy file", place) from error
         if self.array.ndim != 2 or not np.issubdtype(self.array.dtype, np.floating):
             raise DataError(
@@ -223,7 +223,7 @@ def _read_ids(path: Path, rows: int) -> Array | None:
         return None
     try:
         ids: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # numpy raises whatever it meets in a broken header
         raise DataError(
             "is not a readable .npy file", where=str(path), fix="write it again, without objects"
         ) from error

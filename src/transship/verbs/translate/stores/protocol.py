@@ -64,7 +64,7 @@ class Stamp:
             return cls(
                 **{name: plain[name] for name in ("model", "map", "quality", "source") if name in plain}
             )
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return cls()
 
 

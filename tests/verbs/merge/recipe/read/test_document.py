@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import given
@@ -61,3 +63,39 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(OptionError, match="cannot be read"):
         read_text(tmp_path / "bytes.yaml")
+
+
+NINE_LEVELS = "a: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"b{level}: &a{level + 1} [{','.join([f'*a{level}'] * 9)}]\n" for level in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NINE_LEVELS, r"recipe:\d+: with its aliases written out it has more than 100,000 entries"),
+        ("k: [1]\nmodels: " + "[" * 200_000, "recipe:2: it is nested more than 50 deep; write it flatter"),
+        ("{a: " * 30_000, "recipe:1: it is nested more than 50 deep"),
+        ("[" * 3000 + "]" * 3000, "recipe:1: it is nested more than 50 deep"),
+        (
+            "x0: &x0 [1]\n" + "".join(f"x{n + 1}: &x{n + 1} [*x{n}]\n" for n in range(300)),
+            r"recipe:\d+: it is nested more than 50 deep",
+        ),
+        ("a: " + ":".join(["1"] * 400_000), "cannot be read as tag:yaml.org,2002:int"),
+        ("a: !!timestamp soon", "recipe:1: 'soon' cannot be read as tag:yaml.org,2002:timestamp"),
+        ("a: !!bool maybe", "cannot be read as tag:yaml.org,2002:bool"),
+        ("ok: 1\n? [a, b]\n: c", "recipe:2: a key is a word, and no list or mapping"),
+        ("a: " + "x" * 1_000_001, "recipe: the recipe is longer than 1 MB"),
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_recipe_that_would_fill_the_memory_or_the_stack_is_refused(text: str, message: str):
+    with pytest.raises(OptionError, match=message):
+        parse_documents(text)
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path):
+    with (tmp_path / "r.yaml").open("wb") as file:
+        file.truncate(50 << 30)  # no file system keeps these zeros, and no memory holds them
+    with pytest.raises(OptionError, match="the recipe is longer than 1 MB"):
+        read_text(tmp_path / "r.yaml")

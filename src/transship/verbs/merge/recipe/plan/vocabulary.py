@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from transship.checkpoints import read_json
 from transship.errors import CheckpointError, OptionError
+from transship.outside import read_json
 from transship.verbs.merge.maths.operands import Floats, Reader
 from transship.verbs.merge.recipe.plan.models import Aligned, Models, Readable
 from transship.verbs.merge.recipe.plan.words import (

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transship.checkpoints import read_json
 from transship.errors import CheckpointError
+from transship.outside import read_json
 from transship.verbs.merge.recipe.plan.models import Aligned, Model, Models
 from transship.verbs.merge.recipe.read.schema import Recipe
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ import yaml
 
 from transship.errors import OptionError
 from transship.registry import unknown
+
+# beyond what people write: a few bytes may stand for all the memory there is, and libyaml walks nested nodes
+# by calling itself, so that deep ones end the process
+MOST_BYTES, MOST_DEPTH, MOST_NODES, MOST_SIGNS = 1_000_000, 50, 100_000, 100
 
 
 class Block(dict[str, Any]):
@@ -81,7 +86,8 @@ class Items(list[Any]):
 def read_text(path: str | Path) -> str:
     """Return the text of a recipe file."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            return _not_too_long(file.read(MOST_BYTES + 1).decode("utf-8"), str(path))
     except FileNotFoundError:
         raise OptionError(
             "there is no such recipe", where=str(path), fix="give the path of a YAML file"
@@ -92,10 +98,34 @@ def read_text(path: str | Path) -> str:
         ) from None
 
 
+def _not_too_long(text: str, path: str) -> str:
+    if len(text) > MOST_BYTES:
+        raise OptionError(
+            f"the recipe is longer than {MOST_BYTES // 10**6} MB", where=path, fix="give the recipe alone"
+        )
+    return text
+
+
+def _check_depth(text: str, loader: Any, path: str) -> None:
+    """Refuse a text that is nested too deeply while it is read event by event, which calls nothing deeper."""
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MOST_DEPTH:
+            raise _too_deep(path, event.start_mark.line + 1)
+
+
+def _too_deep(path: str, line: int) -> OptionError:
+    return OptionError(
+        f"it is nested more than {MOST_DEPTH} deep", where=f"{path}:{line}", fix="write it flatter"
+    )
+
+
 def parse_documents(text: str, path: str = "recipe") -> list[Block]:
     """Return the mappings of a text: one, or several divided by `---`; `path` is what errors call it."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
+        _check_depth(_not_too_long(text, path), loader, path)
         nodes = [node for node in yaml.compose_all(text, Loader=loader) if node is not None]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -107,7 +137,8 @@ def parse_documents(text: str, path: str = "recipe") -> list[Block]:
         raise OptionError(
             f"this is no YAML ({str(error).splitlines()[0]})", where=path, fix="give a YAML file"
         ) from None
-    documents = [_convert(node, path, ()) for node in nodes]
+    reader = _Reader(path)
+    documents = [reader.read(node, ()) for node in nodes]
     for node, document in zip(nodes, documents, strict=True):
         if not isinstance(document, Block):
             raise OptionError(
@@ -125,51 +156,80 @@ def _constructor() -> yaml.SafeLoader:
     return yaml.SafeLoader("")
 
 
-def _convert(node: yaml.Node, path: str, above: tuple[yaml.Node, ...]) -> Any:
-    line = node.start_mark.line + 1
-    if any(node is other for other in above):
-        raise OptionError(
-            "an alias contains itself", where=f"{path}:{line}", fix="break the loop of & and * marks"
-        )
-    above = (*above, node)
-    if isinstance(node, yaml.MappingNode):
-        return _mapping(node, path, above)
-    if isinstance(node, yaml.SequenceNode):
-        items = Items(path, line)
-        for child in node.value:
-            items.append(_convert(child, path, above))
-            items.lines.append(child.start_mark.line + 1)
-        return items
-    try:
-        return _constructor().construct_object(node)
-    except (yaml.YAMLError, ValueError):
-        raise OptionError(
-            f"'{node.value}' cannot be read as {node.tag}",
-            where=f"{path}:{line}",
-            fix="write a plain number, text, true or false",
-        ) from None
+@dataclass
+class _Reader:
+    """Turns nodes into values; an alias counts anew wherever it stands."""
 
+    path: str
+    nodes: int = 0
 
-def _mapping(node: yaml.MappingNode, path: str, above: tuple[yaml.Node, ...]) -> Block:
-    block = Block(path, node.start_mark.line + 1)
-    inherited: list[Block] = []
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
-            inherited += [_convert(part, path, above) for part in parts]
-            continue
-        key = str(key_node.value)
-        if key in block:
+    def read(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
+        """Return the value of a node that stands in those `above` it."""
+        line = node.start_mark.line + 1
+        if any(node is other for other in above):
             raise OptionError(
-                f"the key '{key}' stands here twice", where=f"{path}:{line}", fix="keep one of the two"
+                "an alias contains itself", where=f"{self.path}:{line}", fix="break the loop of & and * marks"
             )
-        block[key] = _convert(value_node, path, above)
-        block.lines[key] = line
-    for parent in inherited:
-        if not isinstance(parent, Block):
-            raise block.error("<< takes a mapping", "give it an alias of a mapping")
-        for key, value in parent.items():
-            if key not in block:
-                block[key], block.lines[key] = value, parent.lines[key]
-    return block
+        self.nodes += 1
+        if self.nodes > MOST_NODES:
+            raise OptionError(
+                f"with its aliases written out it has more than {MOST_NODES:,} entries",
+                where=f"{self.path}:{line}",
+                fix="use fewer & and * marks",
+            )
+        if len(above) >= MOST_DEPTH:
+            raise _too_deep(self.path, line)
+        above = (*above, node)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, above)
+        if isinstance(node, yaml.SequenceNode):
+            items = Items(self.path, line)
+            for child in node.value:
+                items.append(self.read(child, above))
+                items.lines.append(child.start_mark.line + 1)
+            return items
+        return self._scalar(node)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        try:
+            if node.tag != "tag:yaml.org,2002:str" and len(node.value) > MOST_SIGNS:
+                raise ValueError("too long")  # a number to base 60 of a megabyte takes minutes
+            return _constructor().construct_object(node)
+        except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError):
+            raise OptionError(
+                f"'{node.value[:MOST_SIGNS]}' cannot be read as {node.tag}",
+                where=f"{self.path}:{node.start_mark.line + 1}",
+                fix="write a plain number, text, true or false",
+            ) from None
+
+    def _mapping(self, node: yaml.MappingNode, above: tuple[yaml.Node, ...]) -> Block:
+        block = Block(self.path, node.start_mark.line + 1)
+        inherited: list[Any] = []
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                parts = value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
+                inherited += [self.read(part, above) for part in parts]
+                continue
+            key = _key(key_node, f"{self.path}:{line}")
+            if key in block:
+                raise OptionError(
+                    f"the key '{key}' stands here twice",
+                    where=f"{self.path}:{line}",
+                    fix="keep one of the two",
+                )
+            block[key] = self.read(value_node, above)
+            block.lines[key] = line
+        for parent in inherited:
+            if not isinstance(parent, Block):
+                raise block.error("<< takes a mapping", "give it an alias of a mapping")
+            for key, value in parent.items():
+                if key not in block:
+                    block[key], block.lines[key] = value, parent.lines[key]
+        return block
+
+
+def _key(node: yaml.Node, where: str) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise OptionError("a key is a word, and no list or mapping", where=where, fix="write a plain word")
+    return str(node.value)

@@ -1,0 +1,67 @@
+"""What a config claims, held against the file that it describes before a module is built of it.
+
+A config is a few lines of text, and building what it names takes as much time and memory as it likes: a
+thousand million layers, or code that is fetched from the hub.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from transship.errors import CheckpointError
+
+# how many modules there are: no more than tensors, and few families share one between many
+_COUNTS = re.compile(r"layers?$|blocks?$|depths?$|stages?$|towers?$|^n_layer")
+# how long a side of a tensor is, or a list of names
+_SIDES = re.compile(r"size|dim|width|channels|hidden|labels|experts|heads|vocab|d_model|d_ff|n_embd|n_head")
+# numbers that nothing is built by
+_FREE = re.compile(r"theta|base|seed|freq|scal|limit|factor")
+_FEW, _MANY, _MOST = 64, 1 << 20, 1 << 24
+# attention that comes with torch and transformers; all others are fetched from the hub
+_OWN_ATTENTION = {"eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm", None}
+
+
+def check_sizes(config: Mapping[str, Any], shapes: Iterable[Sequence[int]], where: str) -> None:
+    """Refuse a config with more layers, wider sides or more of anything than the file can have."""
+    listed = list(shapes)
+    longest = max((side for shape in listed for side in shape), default=0)
+    for key, value in _entries(config):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or _FREE.search(key):
+            continue
+        if _COUNTS.search(key):
+            most = max(len(listed), _FEW)
+        else:
+            most = max(longest, _MANY if _SIDES.search(key) else _MOST)
+        if most < abs(value) < math.inf:
+            raise CheckpointError(
+                f"config.json sets {key} to {value:.0f}, and there are {len(listed)} tensors with sides "
+                f"up to {longest}",
+                where=where,
+                fix="check that config.json belongs to these weights",
+            )
+
+
+def check_code(config: Mapping[str, Any], where: str, *, trusted: bool) -> None:
+    """Refuse a config that asks for attention from the hub, unless the user trusts its repository."""
+    for key, value in _entries(config):
+        if not trusted and "_implementation" in key and value not in _OWN_ATTENTION:
+            raise CheckpointError(
+                f"config.json asks for the {key} '{str(value)[:80]}', which is code from the hub",
+                where=where,
+                fix="remove the entry, or pass --trust-remote-code if you trust it",
+            )
+
+
+def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every plain value with the nearest key above it."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _entries(part, key if "_implementation" in key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _entries(part, key)
+    else:
+        yield key, value

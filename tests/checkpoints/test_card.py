@@ -1,0 +1,66 @@
+"""Cards say what a result was made from, and not where that lay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from transship.checkpoints import Input, ModelCard, Update, write_adapter
+from transship.checkpoints import open as open_checkpoint
+from transship.checkpoints.card import public_name
+
+
+@pytest.mark.parametrize(
+    ("reference", "name"),
+    [
+        ("/home/somebody/models/bert-base", "bert-base"),
+        ("~/models/bert-base", "bert-base"),
+        ("./out/tuned/", "tuned"),
+        ("owner/name", "owner/name"),
+        ("owner/name@main", "owner/name@main"),
+        ("/root/.cache/huggingface/hub/models--owner--name/snapshots/0a1b2c", "owner/name"),
+        ("digits", "digits"),
+    ],
+)
+def test_the_public_name_of_a_reference(reference: str, name: str):
+    assert public_name(reference) == name
+
+
+def test_a_folder_that_looks_like_a_hub_id_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "models" / "bert").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert public_name("models/bert") == "bert"
+
+
+def test_no_part_of_a_card_carries_a_local_path():
+    card = ModelCard(
+        title="/home/somebody/tuned on /home/somebody/base",
+        verb="transport",
+        method="theseus",
+        summary="What /home/somebody/tuned learned, moved to ~/models/base at strength 0.5.",
+        parameters={"data": "/home/somebody/data/texts.jsonl", "recipe": '{"model": "/home/somebody/a"}'},
+        inputs=[Input("base", "/home/somebody/base", "0" * 64), Input("data", "owner/set", "1" * 64)],
+    )
+    for text in card.files().values():
+        assert "somebody" not in text
+        assert "~/" not in text
+    assert card.title == "tuned on base"
+    assert card.parameters == {"data": "texts.jsonl", "recipe": '{"model": "a"}'}
+    assert json.loads(card.files()["transship.json"])["inputs"][1]["name"] == "owner/set"
+
+
+def test_an_adapter_names_its_base_without_its_path(tmp_path: Path):
+    base = tmp_path / "somewhere" / "base"
+    base.mkdir(parents=True)
+    save_file({"a.weight": np.zeros((4, 4), np.float32)}, base / "model.safetensors")
+    (base / "config.json").write_text("{}")
+    with open_checkpoint(base) as opened:
+        factors = {"a.weight": (torch.ones(4, 1).numpy(), torch.ones(1, 4).numpy())}
+        write_adapter(tmp_path / "adapter", Update.from_arrays(factors, base=opened))
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == "base"
