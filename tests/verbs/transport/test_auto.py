@@ -10,6 +10,7 @@ from transship.data import wrap
 from transship.errors import OptionError
 from transship.verbs.transport import Request, Settings, kinship, make_plan, transport
 from transship.verbs.transport.models import zero_shot
+from transship.verbs.transport.pace import Budget
 
 
 def test_relatives_are_told_by_their_weights(kit):
@@ -249,6 +250,16 @@ def test_a_spent_budget_leaves_candidates_out_and_says_so(kit):
         transport(*models, method="theseus", budget=1.0, **given)
     with pytest.raises(OptionError, match="--budget: -1 minutes"):
         transport(*models, budget=-1.0, **given)
+
+
+def test_a_budget_allows_what_ends_before_it_does():
+    now = [0.0]
+    budget = Budget(10.0, lambda: now[0])
+    assert budget.allows(10.0)
+    assert not budget.allows(10.1)
+    now[0] = 10.5
+    assert not budget.allows()
+    assert Budget().allows(1e9)
 
 
 def test_a_plan_says_how_long_it_takes_and_how_many_candidates_it_compares(kit):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from transship import parallel
 from transship.activations import LoadedModel
 
 # inputs that are timed, after one that is not
@@ -60,5 +61,5 @@ class Budget:
         return cls() if minutes is None else cls(time.monotonic() + max(0.0, 60.0 * minutes - reserve))
 
     def allows(self, seconds: float = 0.0) -> bool:
-        """Return whether work of so many seconds ends in time."""
-        return self.end is None or self.clock() + seconds <= self.end
+        """Return whether work of so many seconds ends in time; all processes hear the same."""
+        return self.end is None or parallel.agreed(self.clock() + seconds <= self.end)
