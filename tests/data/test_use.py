@@ -82,6 +82,10 @@ def test_classes_meet_by_name_in_any_order_and_spelling():
 def test_classes_without_names_meet_by_number():
     assert match_labels(["bad", "good"], ["LABEL_0", "LABEL_1"], "the head").tolist() == [0, 1]
     assert match_labels(["0", "1"], ["bad", "good", "best"], "the head", partly=True).tolist() == [0, 1]
+    five = ["ant", "bee", "cow", "dog", "eel"]
+    assert match_labels(["1", "2", "4"], five, "the head", partly=True).tolist() == [1, 2, 4]
+    assert match_labels(["LABEL_3", "LABEL_4"], five, "the head", partly=True).tolist() == [3, 4]
+    assert match_labels(["4", "5"], five, "the head", partly=True).tolist() == [0, 1]
 
 
 def test_other_classes_are_refused_with_the_reason():

@@ -108,12 +108,16 @@ def match_labels(
         others: the classes that a model, or other data, numbers.
         who: the other side, for messages: `the fine-tune`.
         width: how many classes the other side has, where its names do not say.
-        partly: data whose classes have no names may have fewer of them: they are the first ones.
+        partly: data whose classes have no names may have fewer of them: they are those of their numbers, or
+            the first ones where numbers go beyond the other side's.
     """
     width = len(others) if width is None else width
     if unnamed(names) or unnamed(others):
-        if len(names) == width or (partly and unnamed(names) and len(names) < width):
+        if len(names) == width:
             return np.arange(len(names))
+        if partly and unnamed(names) and len(names) < width:
+            numbers = np.array([int(name.removeprefix("LABEL_")) for name in names], dtype=np.int64)
+            return numbers if len(numbers) and numbers.max() < width else np.arange(len(names))
         return f"the data has {len(names)} classes and {who} {width}"
     places = {_plain(name): number for number, name in enumerate(others)}
     missing = [name for name in names if _plain(name) not in places]

@@ -94,6 +94,7 @@ def test_the_page_opens_with_the_verdict_and_the_test_and_says_when_nothing_was_
     titles = [section.title for section in still.page().visible]
     assert titles[:2] == ["Result", "Test"]
     assert any(warning.startswith("nothing was moved") for warning in still.warnings)
+    assert " was not moved to " in still.page().summary
     figures = {figure.label: figure.value for figure in still._key_figures().figures}
     assert figures["moved"] == "nothing"
     assert not {"tensors moved", "norm kept"} & set(figures)

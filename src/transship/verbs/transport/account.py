@@ -176,7 +176,7 @@ class Account:
         sections.append(Section("What did not move, and why", list(self._left())))
         return Page(
             f"{tuned} on {target}",
-            f"What {tuned} learned on top of {source} was moved to {target} "
+            f"What {tuned} learned on top of {source} was {'not ' if self.still else ''}moved to {target} "
             f"by {self.method} at strength {self.strength:g} ({self._how}).",
             sections,
             Provenance(
@@ -331,7 +331,7 @@ class Account:
 
     def _left(self) -> Iterator[Block]:
         if not self.moved.left:
-            yield Text("Every change of the fine-tune was moved.")
+            yield Text("Nothing was moved." if self.still else "Every change of the fine-tune was moved.")
             yield Facts({"not_moved": []}, shown=False)
             return
         rows = [

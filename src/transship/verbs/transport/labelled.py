@@ -12,6 +12,7 @@ from transship.activations.readout import Reading, Readout
 from transship.data import Dataset
 from transship.data.use import rows_to_measure, unused_rows
 from transship.errors import DataError, OptionError
+from transship.report import short_name
 from transship.verbs.transport.models import require_readable
 from transship.verbs.transport.rows import Draws, Words, as_classes, as_dataset, as_outputs, word_labels
 from transship.verbs.transport.teacher import read_tokens
@@ -97,9 +98,13 @@ class Labelled:
         """Return what was left out."""
         notes = []
         if self.left_out:
-            notes.append(f"{self.left_out} rows of {self.name} were left out: something was fitted on them")
+            notes.append(
+                f"{self.left_out} rows of {short_name(self.name)} were left out: something was fitted on them"
+            )
         if self.words is not None and self.words.cut:
-            notes.append(f"{self.words.cut} words of {self.name} were left out: a tokenizer cuts them off")
+            notes.append(
+                f"{self.words.cut} words of {short_name(self.name)} were left out: a tokenizer cuts them off"
+            )
         return notes
 
 

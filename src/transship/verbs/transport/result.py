@@ -232,7 +232,7 @@ def _validated(plan: Plan) -> dict[str, Any]:
 def _asides(plan: Plan, moved: Moved, choice: Choice, head: CarriedHead | None) -> Iterator[str]:
     """Yield what a user should know beside the figures."""
     if isinstance(plan.labels, str) and choice.curve:
-        yield f"the labels of {plan.draws.name} chose nothing: {plan.labels}"
+        yield f"the labels of {short_name(plan.draws.name)} chose nothing: {plan.labels}"
     if plan.update.adapter and (head is not None or not moved.factors):
         why = "of its new head" if head is not None else "what was moved has no low rank"
         yield f"the adapter becomes a whole model, because {why}"
