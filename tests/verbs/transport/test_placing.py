@@ -125,6 +125,8 @@ def test_a_carried_text_classifier_answers_through_the_pipeline(family, kit, fin
     assert not report["unexpected_keys"]
     assert type(model).__name__.endswith("ForSequenceClassification")
     assert not (tmp_path / "out" / "head.safetensors").exists()
+    first = any("the first token, and not the mean of all" in note for note in result.notes)
+    assert first == (family not in ("modernbert", "llama")), "a class may pool as the target does"
     answers = transformers.pipeline("text-classification", str(tmp_path / "out"), top_k=None)(texts[:8])
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     for text, scores in zip(texts, answers, strict=False):

@@ -82,7 +82,11 @@ def beside(target: Participant, head: CarriedHead) -> dict[str, str | bytes]:
 
 
 def how_to_load(target: Participant, head: CarriedHead | None) -> list[str]:
-    """Return why a head stands beside its model, with the three lines that load it; nothing for others."""
+    """Return why a head stands beside its model, with the three lines that load it; of a head in a class that
+    pools otherwise than the target does, that.
+    """
+    if head is not None and target.place is not None:
+        return _other_pooling(target, target.place)
     if head is None or not target.no_place or target.model.config is None:
         return []
     return [
@@ -91,6 +95,19 @@ def how_to_load(target: Participant, head: CarriedHead | None) -> list[str]:
         '`head = safetensors.torch.load_file("OUT/head.safetensors")`',
         f'`outputs = features @ head["weight"].T + head["bias"]`, where features are {_features(target)}',
     ]
+
+
+def _other_pooling(target: Participant, place: LoadedModel) -> list[str]:
+    pools = target.model.kind == "text" and Readout(target.model).pooling == "mean"
+    if not pools or _per_token(place) or hasattr(place.config, "classifier_pooling"):
+        return []
+    return [
+        f"its head reads what {type(place.model).__name__} does, the first token, and not the mean of all"
+    ]
+
+
+def _per_token(place: LoadedModel) -> bool:
+    return Readout(place).answers == "tokens"
 
 
 def _features(target: Participant) -> str:
