@@ -124,7 +124,7 @@ def test_a_killed_finish_goes_on_and_ends_in_the_same_bytes(
     whole = finish(lessons, movable, WEIGHTS)
     with pytest.raises(KilledError):
         finish(lessons, movable, WEIGHTS, folder=tmp_path, progress=killing(after))
-    assert [path.name for path in tmp_path.iterdir()] == ["finish.safetensors"]
+    assert len(list(tmp_path.iterdir())) == 1
     first: list[int] = []
     again = finish(
         lessons,

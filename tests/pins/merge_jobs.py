@@ -310,7 +310,18 @@ def fusion(folder: Path, method: str, *heads: str) -> None:
 
 def automatic(folder: Path, kept: str, strength: str = "auto") -> None:
     """Let fine-tunes and an adapter join by the recommended method."""
-    start = ("--base", "texts", "--keep-inputs", kept, "--strength", strength, "--seed", 5)
+    start = (
+        "--base",
+        "texts",
+        "--keep-inputs",
+        kept,
+        "--strength",
+        strength,
+        "--seed",
+        5,
+        "--finish",
+        "none",
+    )
     command("start", folder, *start)
     command("add", folder, "task-0", "--data", "data-0.jsonl", "--inputs", 20, "--name", "first")
     command("add", folder, "task-2", "--data", "data-2.jsonl", "--test", "data-2.jsonl", "--test-rows", 9)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from transship.activations.readout import Pooling, Reading, Readout, pooled_stat
 
 # (module, batch) → one row per input
 Features = Callable[[nn.Module, Any], Tensor]
+Read = TypeVar("Read")
 
 
 class FunctionalModel:
@@ -74,15 +75,7 @@ class FunctionalModel:
 
         Differentiable in `parameters` where gradients are enabled.
         """
-        own = self.parameters
-        named = {
-            f"model.{name}": _beside(tensor, own[name]) if name in own else tensor
-            for name, tensor in parameters.items()
-        }
-        # made anew: a runner that stayed would hold this object and be held by it, and outlive its use
-        runner = _Runner(self.module, self._read)
-        reading: Reading = torch.func.functional_call(runner, named, (batch,))
-        return reading
+        return run_with(self.module, parameters, self._read, batch)
 
     def _read(self, batch: Any) -> Reading:
         if self.features is not None:
@@ -96,6 +89,20 @@ class FunctionalModel:
         return sentence_encoder_settings(self.loaded.folder)[0]
 
 
+def run_with(
+    module: nn.Module, parameters: Mapping[str, Tensor], read: Callable[[Any], Read], batch: Any
+) -> Read:
+    """Return what `read`, which runs `module`, makes of a batch with `parameters` in place of its own."""
+    own = {name: tensor for name, tensor in module.named_parameters() if name in parameters}
+    named = {
+        f"model.{name}": _beside(tensor, own[name]) if name in own else tensor
+        for name, tensor in parameters.items()
+    }
+    # made anew: a runner that stayed would hold what it runs and be held by it, and outlive its use
+    reading: Read = torch.func.functional_call(_Runner(module, read), named, (batch,))
+    return reading
+
+
 def _beside(tensor: Tensor, own: Tensor) -> Tensor:
     """Return weights as the model runs: on its device, and in its half precision where it has one."""
     return tensor.to(own.device, own.dtype if own.dtype.itemsize == 2 else tensor.dtype)
@@ -104,10 +111,10 @@ def _beside(tensor: Tensor, own: Tensor) -> Tensor:
 class _Runner(nn.Module):
     """Calls a function of its own while functional_call has its submodule's weights exchanged."""
 
-    def __init__(self, model: nn.Module, read: Callable[[Any], Reading]) -> None:
+    def __init__(self, model: nn.Module, read: Callable[[Any], Any]) -> None:
         super().__init__()
         self.model = model
         self._read = read
 
-    def forward(self, batch: Batch) -> Reading:
+    def forward(self, batch: Batch) -> Any:
         return self._read(batch)

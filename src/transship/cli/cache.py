@@ -23,6 +23,7 @@ from transship.report import Column, Facts, Page, Section, Table
 COMPUTED = {
     "adapt": "features of a backbone on its proxy",
     "transport": "statistics of transports that were stopped",
+    "finish": "states of finishes that were stopped",
     "suites": "finished cases and trained models of suites",
 }
 # names of entries: hashes of what they were computed from

@@ -187,6 +187,8 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
             inputs=settings.inputs,
             test_rows=rows,
             reopen=reopen,
+            finish=settings.finish,
+            progress=Bars(),
         )
 
     _change(out, given, work)
@@ -210,7 +212,7 @@ def remove_command(out: Path, tuned: str, **given: Any) -> None:
     def work(fusion: Fusion) -> None:
         data = None if settings.data is None else ts.data.load(settings.data, **settings.columns)
         _check_memory(given["memory"], fusion, tuned, data)
-        fusion.remove(ts.data.local_model(tuned), data)
+        fusion.remove(ts.data.local_model(tuned), data, progress=Bars())
 
     _change(out, given, work)
 

@@ -90,7 +90,7 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
     """Move the fine-tune TUNED of SOURCE to TARGET.
 
     The result is written to OUT. TUNED is a fine-tune of SOURCE or a LoRA adapter for it; an adapter gives an
-    adapter. No training takes place, and nothing is chosen on test rows: --test measures the result on them.
+    adapter. No label is learnt from, and nothing is chosen on test rows: --test measures the result on them.
     A killed run goes on when it is started again with the same arguments.
     """
     force, report, as_json = given["force"], given["report"], given["as_json"]
@@ -122,9 +122,12 @@ def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> No
             memory=MemoryBudget.parse(given["memory"]),
         )
     )
+    transport.check_finish(plan)
     check_target(out, force=force, needs=plan.result_bytes, kind="folder")
     if not as_json:
         click.echo(terminal.render(plan.page()), err=True)
+        if (cost := transport.cost_of(plan)) is not None:
+            click.echo(f"finish: {cost}", err=True)
     with writing(out):
         result = transport.carry_out(plan, progress=quiet if as_json else Bars())
         idle = result.does_nothing and not force

@@ -26,7 +26,7 @@ from transship.numerics import chunks, derive_seed
 from transship.progress import Progress, quiet
 
 CHECKS = 10  # how often a run looks at the held-out inputs
-PATIENCE = 4  # looks without a better score before it ends
+PATIENCE = 6  # looks without a better score before it ends
 JUDGED_AT_ONCE = 128
 # of the largest step: the last tenth of a run hardly moves
 _LAST = 0.05

@@ -96,9 +96,9 @@ def neighbours(outputs: Float[Tensor, "rows width_b"], wanted: Float[Tensor, "ro
     return (here - there)[apart].square().mean() / there[apart].var(correction=0).clamp_min(1e-6)
 
 
-def most_likely(logits: Float[Tensor, "rows words"], count: int) -> Float[Tensor, "rows pairs"]:
-    """Return [rows, 2 · count]: the numbers of the most likely words, then their log-probabilities."""
-    chances, words = logits.float().log_softmax(-1).topk(min(count, logits.shape[1]), dim=-1)
+def most_likely(logits: Float[Tensor, "*rows words"], count: int) -> Float[Tensor, "*rows pairs"]:
+    """Return [..., 2 · count]: the numbers of the most likely words, then their log-probabilities."""
+    chances, words = logits.float().log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
     return torch.cat([words.to(chances), chances], -1)
 
 

@@ -1,7 +1,9 @@
 """The state of a finish on disk: what is learnt, Adam's moments, and the outcome of runs that have ended."""
 
+import contextlib
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,10 +16,10 @@ from torch import Tensor
 
 from transship import parallel
 from transship.atomic import atomic_file
+from transship.errors import OutputError
 from transship.finish.descent import Adam
 
 EVERY = 30.0  # seconds between two saved states
-_NAME = "finish.safetensors"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class FinishState:
         for name in sorted(start):
             digest.update(name.encode())
             digest.update(start[name].detach().float().cpu().contiguous().numpy().tobytes())
-        state = cls(None if folder is None else folder / _NAME, digest.hexdigest())
+        name = digest.hexdigest()
+        state = cls(None if folder is None else folder / name[:32] / "state.safetensors", name)
         kept = parallel.agreed(state._load() if parallel.is_main() else None)
         if kept is not None:
             state.runs, state.tensors = kept
@@ -124,7 +127,7 @@ class FinishState:
     def clear(self) -> None:
         """Remove the file: the finish is done."""
         if self.file is not None and parallel.is_main():
-            self.file.unlink(missing_ok=True)
+            shutil.rmtree(self.file.parent, ignore_errors=True)
 
     def _ended(self) -> dict[str, Tensor]:
         ended = tuple(f"{number}.best." for number, facts in self.runs.items() if facts.ended)
@@ -139,11 +142,12 @@ class FinishState:
 
     def _write(self, runs: Mapping[int, RunFacts], tensors: Mapping[str, Tensor]) -> None:
         assert self.file is not None
-        self.file.parent.mkdir(parents=True, exist_ok=True)
         plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         about = {"key": self.key, "runs": [asdict(facts) for facts in runs.values()]}
-        with atomic_file(self.file, force=True, sync=False) as draft:
-            save_file(plain, draft, {"about": json.dumps(about)})
+        with contextlib.suppress(OSError, OutputError):  # not kept, a killed run begins anew
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(self.file, force=True, sync=False) as draft:
+                save_file(plain, draft, {"about": json.dumps(about)})
         self.saved = time.monotonic()
 
 

@@ -225,7 +225,7 @@ class Toy:
         self.tuned.append({**state, "head.weight": head.weight.detach(), "head.bias": head.bias.detach()})
         self.labels.append(labels)
 
-    def join(self, fusion: Any, number: int) -> Any:
+    def join(self, fusion: Any, number: int, **more: Any) -> Any:
         """Let one fine-tune join, with its rows."""
         return fusion.add(
             self.tuned[number],
@@ -233,6 +233,7 @@ class Toy:
             labels=self.labels[number][:160],
             test=(self.inputs[160:], self.labels[number][160:]),
             name=f"task-{number}",
+            **more,
         )
 
 

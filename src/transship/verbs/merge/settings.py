@@ -58,6 +58,8 @@ class StartSettings:
         keep_inputs: how many inputs of each task may be kept in OUT; heads stay fresh with some.
         strength: of the merged vector: a number, norm or validation. auto: norm for method auto with kept
             inputs, else 1.
+        finish: none, weights or weights:STEPS: train merged backbone and heads on what the tasks' own models
+            said of the kept inputs. auto: weights for method auto with kept inputs, 200 steps per task.
         batch_size: inputs per forward pass.
     """
 
@@ -66,6 +68,7 @@ class StartSettings:
     heads: tuple[str, ...] = setting((), help=_HEADS)
     keep_inputs: int = setting(0, metavar="N")
     strength: float | str = "auto"
+    finish: str = setting("auto", metavar="KIND[:STEPS]")
     batch_size: int = 64
 
 
@@ -100,9 +103,11 @@ class AddSettings(RemoveSettings):
         name: what the task is called; the folder's name by default.
         inputs: at most so many inputs are read.
         test_rows: at most so many test rows are measured on.
+        finish: whether the fusion is finished now; of several models in a row, the last will do.
     """
 
     test: str | None = None
     name: str | None = None
     inputs: int = 1000
     test_rows: int = 1000
+    finish: bool = setting(True, negative="--no-finish", help="Leave the finish to a later model.")

@@ -10,6 +10,7 @@ from transship.doors import door
 if TYPE_CHECKING:
     from transship.verbs.transport.account import Account, Candidate, Choice
     from transship.verbs.transport.api import as_method, carry_out, default_prepared, transport
+    from transship.verbs.transport.finishing import check_finish, cost_of, finish_transport
     from transship.verbs.transport.move import LayerReport, Left, Moved
     from transship.verbs.transport.plan import Plan
     from transship.verbs.transport.protocol import (
@@ -54,7 +55,10 @@ __all__ = [
     "apply",
     "as_method",
     "carry_out",
+    "check_finish",
+    "cost_of",
     "default_prepared",
+    "finish_transport",
     "kinship",
     "make_plan",
     "prepare",

@@ -32,6 +32,7 @@ _CHOSEN_BY = {
     "validation": "the best on validation labels",
     "agreement": "the best agreement with the fine-tuned source, without labels",
     "given": "as given",
+    "finish": "as it was finished",
 }
 
 
@@ -42,7 +43,7 @@ class Choice:
     Attributes:
         strength: the best, the smallest of equals.
         curve: (strength, score) in rising order.
-        by: `validation`, `agreement` or `given`.
+        by: `validation`, `agreement`, `given` or `finish`.
     """
 
     strength: float

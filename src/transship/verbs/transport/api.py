@@ -8,6 +8,7 @@ from transship import folders
 from transship.progress import Progress, keeping, quiet
 from transship.registry import build_method
 from transship.verbs.transport.auto import choose_method
+from transship.verbs.transport.finishing import check_finish, finish_transport
 from transship.verbs.transport.measure import measure
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
@@ -89,7 +90,9 @@ def transport(
         warm_start=warm_start,
         prepared=prepared,
     )
-    return carry_out(make_plan(request), progress=progress or quiet)
+    plan = make_plan(request)
+    check_finish(plan)
+    return carry_out(plan, progress=progress or quiet)
 
 
 def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
@@ -100,6 +103,7 @@ def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
         else:
             prepared = prepare(plan, plan.method, progress=progress)
             result = apply(plan, prepared, plan.method, progress=progress)
+        result = finish_transport(plan, prepared, result, progress=progress)
         rows = plan.measured_on
         return result if rows is None else measure(plan, prepared, result, rows, progress=progress)
 

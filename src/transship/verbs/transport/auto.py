@@ -204,7 +204,7 @@ def _result(plan: Plan, best: Trial, trials: list[Trial], left_out: list[str], p
     result = result_of(plan, best.method, best.moved, best.choice, head, candidates, notes)
     which = "calibration" if draws.held_out_fitted else "held-out"
     metrics = {**result.metrics, f"agreement on {which} inputs": best.agreement}
-    return dataclasses.replace(result, metrics=metrics, compared_on=_compared_on(plan))
+    return dataclasses.replace(result, metrics=metrics, compared_on=compared_on(plan))
 
 
 def _baselines(plan: Plan, best: Trial, trials: list[Trial], progress: Progress) -> list[Candidate]:
@@ -228,12 +228,12 @@ def _baselines(plan: Plan, best: Trial, trials: list[Trial], progress: Progress)
 
 def _unkept(plan: Plan) -> list[str]:
     """Say that inputs to keep were of no use to a method that carries no head."""
-    if plan.kept is None:
+    if plan.kept is None or plan.settings.finish != "none":  # a finish keeps, or says that it did not
         return []
     return ["--keep was not used: the method that was taken leaves the target's own head in place"]
 
 
-def _compared_on(plan: Plan) -> str:
+def compared_on(plan: Plan) -> str:
     """Say which inputs methods were compared on."""
     count = len(plan.draws.held_out)
     if plan.draws.held_out_fitted:

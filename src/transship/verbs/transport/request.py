@@ -168,8 +168,12 @@ def _check(plan: Plan, keep: Any) -> None:
         _require_token_states(plan)
     if keep is None:
         return
-    if needs is not None and not needs.head:
-        raise OptionError("only a carried head keeps old answers", where="--keep", fix="add --method carry")
+    if needs is not None and not needs.head and plan.settings.finish in ("auto", "none"):
+        raise OptionError(
+            "only a carried head keeps old answers",
+            where="--keep",
+            fix="add --method carry or --finish weights",
+        )
     if not plan.own_head:
         raise OptionError(
             "the target has no head with the same outputs to keep", where="--keep", fix="leave --keep out"

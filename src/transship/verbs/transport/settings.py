@@ -99,6 +99,9 @@ class Settings:
         classes: names of CLIP's classes: every model then gets a zero-shot head through its own text tower.
         templates: what is said of a class, with {} for its name.
         budget: for `--method auto`: minutes that comparing may take. What there is no time for is left out.
+        finish: none, tensor, row or weights, and :STEPS: train strengths or weights, without labels, on what
+            the fine-tuned source says of the head's inputs. auto: weights where the method is auto.
+        keep_weight: of the inputs of --keep in a finish, against those of the task.
         seed: fixes every random choice.
     """
 
@@ -119,6 +122,8 @@ class Settings:
     classes: tuple[str, ...] = setting((), absent=True)
     templates: tuple[str, ...] = setting((), flags=("--template",), metavar="TEXT")
     budget: float | None = setting(None, metavar="MINUTES")
+    finish: str = setting("auto", metavar="KIND[:STEPS]")
+    keep_weight: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from transship.activations.layout import Alignment
 from transship.activations.readout import Readout, Task
 from transship.activations.tokens import align_tokens
 from transship.errors import DataError, OptionError
+from transship.finish import most_likely
 from transship.geometry import LinearMap, spearman
 from transship.numerics import chunks
 
@@ -120,8 +121,10 @@ class TokenTeacher:
     batch_size: int = 32
 
     @classmethod
-    def of(cls, readout: Readout, inputs: Sequence[Any], batch_size: int) -> "TokenTeacher":
-        """Run the fine-tuned source once over the inputs."""
+    def of(
+        cls, readout: Readout, inputs: Sequence[Any], batch_size: int, *, likely: int = 0
+    ) -> "TokenTeacher":
+        """Run the fine-tuned source over the inputs; of a vocabulary, keep choices or the `likely` words."""
         answers: list[Tensor] = []
         with torch.no_grad():
             for part in chunks(len(inputs), batch_size):
@@ -130,7 +133,7 @@ class TokenTeacher:
                 assert reading.outputs is not None
                 outputs = reading.outputs.reshape(batch.size, reading.tokens, -1)
                 if readout.task == "language":
-                    outputs = outputs.argmax(2, keepdim=True)
+                    outputs = most_likely(outputs, likely) if likely else outputs.argmax(2, keepdim=True)
                 mask = _mask(batch, reading.tokens)
                 answers += [rows[real].float().cpu() for rows, real in zip(outputs, mask, strict=True)]
         assert readout.head is not None

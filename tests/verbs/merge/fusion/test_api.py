@@ -59,7 +59,7 @@ def test_history_holds_accuracies_of_all_tasks_seen(toy: Any):
 def test_the_default_is_the_average_at_the_length_of_the_updates_where_inputs_are_kept(
     kept: int, strength: float | str, toy: Any
 ):
-    fusions = [Fusion(toy.base, keep_inputs=kept)]
+    fusions = [Fusion(toy.base, keep_inputs=kept, finish="none")]
     fusions += [Fusion(toy.base, "average", keep_inputs=kept, strength=strength)]
     for fusion in fusions:
         toy.join(fusion, 0)

@@ -8,11 +8,13 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from transship import folders
 from transship.activations.batches import longest
 from transship.activations.functional import Features
 from transship.checkpoints.footprint import Footprint
 from transship.errors import OptionError
 from transship.outside import complete
+from transship.progress import Progress, quiet
 from transship.registry import unknown
 from transship.report import Page, html
 from transship.verbs.merge.fusion.choices import choose
@@ -21,8 +23,8 @@ from transship.verbs.merge.fusion.folder import read, read_about, record, save
 from transship.verbs.merge.fusion.measure import StepCost, StepReport, summary
 from transship.verbs.merge.fusion.origin import FusionOrigin, ModuleOrigin
 from transship.verbs.merge.fusion.page import feature_maps, page
-from transship.verbs.merge.fusion.refresh import scaled
-from transship.verbs.merge.fusion.steps import add, plan_add, plan_remove, remove
+from transship.verbs.merge.fusion.refresh import merged_backbone
+from transship.verbs.merge.fusion.steps import Ending, add, plan_add, plan_remove, remove
 from transship.verbs.merge.fusion.task import Fused, FusedTask
 from transship.verbs.merge.maths.states import State, Vector
 from transship.verbs.merge.protocol import ContinualMethod
@@ -46,6 +48,8 @@ class Fusion:
         keep_inputs: how many inputs of each task may be kept; None for all that were read.
         strength: the factor of the merged vector: a number, `norm`, `validation`, or `auto` (`norm` for
             the method `auto` with kept inputs, else 1).
+        finish: `none`, `weights` or `weights:STEPS`: train merged backbone and heads on what the tasks' own
+            models said of the kept inputs; `auto`: weights for the method `auto` with kept inputs.
         evaluate: measure after every step: accuracies, where test rows are given, and on kept inputs how far
             features moved.
         seed: fixes every random choice.
@@ -69,6 +73,7 @@ class Fusion:
         head_options: Mapping[str, Any] | HeadSettings | None = None,
         keep_inputs: int | None = 0,
         strength: float | str = "auto",
+        finish: str = "auto",
         evaluate: bool = True,
         seed: int = 0,
         batch_size: int = 64,
@@ -90,8 +95,10 @@ class Fusion:
             evaluate=evaluate,
             seed=seed,
             batch_size=batch_size,
+            finish=finish,
         )
         self.fused = Fused()
+        self.scratch: Path | None = None
         self.origin: FusionOrigin
         if isinstance(base, FusionOrigin):
             self.origin = base
@@ -145,9 +152,8 @@ class Fusion:
 
     @property
     def parameters(self) -> Vector:
-        """θ_0 + strength · τ_m: the merged backbone."""
-        vector = self.vector
-        return scaled(self.backbone, vector, self.strength) if vector else self.backbone
+        """θ_0 + strength · τ_m, and what a finish added: the merged backbone."""
+        return merged_backbone(self.fused, self.backbone, self.choices) if self.state else self.backbone
 
     def add(
         self,
@@ -160,6 +166,8 @@ class Fusion:
         inputs: int | None = None,
         test_rows: int | None = None,
         reopen: Mapping[str, Any] | None = None,
+        finish: bool = True,
+        progress: Progress = quiet,
     ) -> "Fusion":
         """Let a fine-tune join; nothing changes when it cannot.
 
@@ -173,6 +181,9 @@ class Fusion:
             inputs: at most so many inputs are read.
             test_rows: at most so many test rows of a Dataset are measured on.
             reopen: how test rows are found again in another process: `test` → arguments of data.load.
+            finish: whether a fusion that is finished is so now: of several models that follow one another the
+                last will do.
+            progress: is told how far the finish is.
         """
         with StepCost() as cost:
             step = plan_add(
@@ -187,20 +198,24 @@ class Fusion:
                 inputs=inputs,
                 test_rows=test_rows,
             )
-            fused = add(self.fused, self.choices, step, reopen or {})
+            ending = Ending(finish, self.scratch, progress)
+            fused = add(self.fused, self.choices, step, reopen or {}, ending)
         return self._take(fused, cost)
 
-    def remove(self, tuned: Any, data: Any = None, *, inputs: int | None = None) -> "Fusion":
+    def remove(
+        self, tuned: Any, data: Any = None, *, inputs: int | None = None, progress: Progress = quiet
+    ) -> "Fusion":
         """Take a model out again, as if it had never come; only for methods whose state is additive.
 
         Args:
             tuned: the fine-tune that was added, which has to be read again.
             data: the same data as when it was added, for methods that read inputs.
             inputs: the same as when it was added.
+            progress: is told how far the finish is.
         """
         with StepCost() as cost:
             step, task = plan_remove(self.fused, self.origin, self.choices, tuned, data, inputs=inputs)
-            fused = remove(self.fused, self.choices, step, task)
+            fused = remove(self.fused, self.choices, step, task, Ending(True, self.scratch, progress))
         return self._take(fused, cost)
 
     def _take(self, fused: Fused, cost: StepCost) -> "Fusion":
@@ -226,7 +241,7 @@ class Fusion:
         fused = self._find(task)
         if "own" not in fused.heads:
             raise OptionError("its model has no head", where=task, fix="use features")
-        return fused.head(kind or self.heads[0])
+        return fused.head(*(self.choices.answering if kind is None else (kind,)))
 
     def summary(self) -> dict[str, Any]:
         """Return ACC, BWT and the accuracy matrix per kind of head, and shifts, as plain data."""
@@ -262,6 +277,7 @@ class Fusion:
             origin = CheckpointOrigin(str(about["base"]["name"]), **opening)
             fusion = cls(origin, **about["choices"])
             fusion.fused = read(Path(folder), origin, about)
+        fusion.scratch = folders.cache("finish")
         return fusion
 
     def page(self) -> Page:

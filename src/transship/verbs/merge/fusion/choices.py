@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from transship.errors import OptionError
+from transship.finish import Finish
 from transship.registry import method_name, parse_fields
 from transship.verbs.merge.protocol import ContinualMethod, continual_method, parameters_of
-from transship.verbs.merge.tasks.heads import LABELLED, HeadKind, HeadSettings, head_kinds
+from transship.verbs.merge.tasks.heads import FINISHED, LABELLED, HeadKind, HeadSettings, head_kinds
 
 # The strength that `auto` recommends. Where inputs are kept and heads refitted, the average at the length of
 # the updates is worth as much as OPCM, depends on no order, and lets models leave again. Where heads are
 # fitted once, every later move costs more than strength brings.
 RECOMMENDED = "average"
 STRENGTH: dict[bool, float | str] = {True: "norm", False: 1.0}
+# Steps of a finish for each task that is in, and how many tasks a step takes in turn: all of eight tasks in
+# each step learn no more than two, at four times the cost.
+STEPS_PER_TASK, TASKS_PER_STEP = 200, 2
+HELD_OUT = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +37,7 @@ class Choices:
         evaluate: whether accuracies and moved features are measured after every step.
         seed: of every random choice.
         batch_size: inputs per forward pass.
+        finish: `none`, `weights` or `weights:STEPS`.
     """
 
     method_name: str
@@ -43,6 +49,23 @@ class Choices:
     evaluate: bool
     seed: int
     batch_size: int
+    finish: str = "none"
+
+    @property
+    def start(self) -> HeadKind:
+        """The kind of head that a finish starts from, and the first one without a finish."""
+        return next(kind for kind in self.heads if kind != FINISHED)
+
+    @property
+    def answering(self) -> tuple[HeadKind, ...]:
+        """The kinds that predictions use: the first that a task has of them, else its own head."""
+        return (FINISHED, self.start) if FINISHED in self.heads else (self.start,)
+
+    def finishing(self, tasks: int) -> Finish:
+        """Return how merged backbone and heads of so many tasks are finished."""
+        asked = Finish.parse(self.finish, seed=self.seed)
+        steps = asked.steps if ":" in self.finish or not asked.steps else STEPS_PER_TASK * tasks
+        return dataclasses.replace(asked, steps=steps, lessons=TASKS_PER_STEP, held_out=HELD_OUT)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -54,13 +77,14 @@ class Choices:
         return {
             "method": self.method_name,
             "options": self.options,
-            "heads": list(self.heads),
+            "heads": [kind for kind in self.heads if kind != FINISHED],
             "head_options": dataclasses.asdict(self.head_settings),
             "keep_inputs": self.keep_inputs,
             "strength": self.strength,
             "evaluate": self.evaluate,
             "seed": self.seed,
             "batch_size": self.batch_size,
+            "finish": self.finish,
         }
 
 
@@ -75,6 +99,7 @@ def choose(
     evaluate: bool,
     seed: int,
     batch_size: int,
+    finish: str = "auto",
 ) -> Choices:
     """Return the settings, or say in one sentence what does not fit together."""
     if keep_inputs is not None and keep_inputs < 0:
@@ -85,7 +110,12 @@ def choose(
         chosen = continual_method(name, options)
     else:
         name, chosen = method_name(type(method)), method
+    if finish == "auto":
+        finish = "weights" if kept and heads == "auto" and method == "auto" else "none"
+    _check_finish(finish, kept=kept)
     kinds = head_kinds(heads, kept=kept)
+    if finish != "none":
+        kinds = (FINISHED, *kinds)
     if strength == "auto":
         strength = STRENGTH[kept and method == "auto"]
     if not kept:
@@ -100,6 +130,7 @@ def choose(
         evaluate,
         seed,
         batch_size,
+        finish,
     )
 
 
@@ -117,6 +148,23 @@ def _need_none_kept(name: str, method: ContinualMethod, labelled: bool, strength
                 where="--keep-inputs",
                 fix=f"allow some, for example --keep-inputs 256, or choose {instead}",
             )
+
+
+def _check_finish(finish: str, *, kept: bool) -> None:
+    """Refuse a finish that is none, or has nothing to learn from."""
+    moves = Finish.parse(finish).moves
+    if moves not in ("none", "weights"):
+        raise OptionError(
+            f"the strengths of one merged vector say nothing of its tasks, so '{moves}' moves too little",
+            where="--finish",
+            fix="choose weights or none",
+        )
+    if moves == "weights" and not kept:
+        raise OptionError(
+            "a finish learns what every task's own model says of inputs, and none are kept",
+            where="--finish",
+            fix="allow some, for example --keep-inputs 256, or choose none",
+        )
 
 
 def _strength(given: float | str) -> float | str:

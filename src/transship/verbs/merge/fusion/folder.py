@@ -4,7 +4,7 @@
     OUT/tasks/NAME/                                   the task's model: from_pretrained(OUT/tasks/NAME); its
                                                       backbone file is one file for all tasks (a hard link)
     OUT/fusion.json                                   base, method, tasks, what was measured
-    OUT/state/GROUP.safetensors                       the method's state, float32
+    OUT/state/GROUP.safetensors                       the method's state, float32; what a finish added
     OUT/heads/NAME.safetensors                        every kind of head
     OUT/inputs/NAME/                                  kept inputs, where allowed
 
@@ -32,12 +32,12 @@ from transship.verbs.merge.fusion.choices import Choices
 from transship.verbs.merge.fusion.disk import CheckpointOrigin
 from transship.verbs.merge.fusion.measure import StepReport
 from transship.verbs.merge.fusion.origin import FusionOrigin
-from transship.verbs.merge.fusion.refresh import scaled
+from transship.verbs.merge.fusion.refresh import merged_backbone
 from transship.verbs.merge.fusion.store import stored_task, test_rows, write_kept
 from transship.verbs.merge.fusion.task import Fused, FusedTask, TaskFiles
 from transship.verbs.merge.maths.states import Vector
 from transship.verbs.merge.tasks.folder import link, write_task
-from transship.verbs.merge.tasks.heads import HEAD_KINDS, LinearHead
+from transship.verbs.merge.tasks.heads import FINISHED, HEAD_KINDS, LinearHead
 
 FORMAT, VERSION = "transship.fusion", 1
 BACKBONE = "backbone.safetensors"
@@ -55,7 +55,7 @@ def save(fused: Fused, origin: FusionOrigin, choices: Choices, folder: Path, *, 
         try:
             if fused.tasks:
                 base = origin.backbone(fused.names)
-                merged = scaled(base, choices.method.merged(fused.state, base), fused.strength)
+                merged = merged_backbone(fused, base, choices)
                 _write_model(place, fused, merged, origin, choices)
                 _write_tasks(place, fused, merged, origin, choices)
             _write_state(place, fused, record(fused, origin, choices))
@@ -91,9 +91,11 @@ def read(folder: Path, origin: CheckpointOrigin, about: Mapping[str, Any]) -> Fu
     }
     seed = about["choices"]["seed"]
     tasks = tuple(_read_task(folder, origin, names, entry, seed) for entry in about["tasks"])
-    return Fused(
-        names, state, about["strength"], tasks, tuple(StepReport(**step) for step in about["history"])
-    )
+    history = tuple(StepReport(**step) for step in about["history"])
+    finished: Vector = {}
+    if about.get("finished"):
+        finished = read_arrays(folder / "state" / f"{FINISHED}.safetensors", FORMAT, VERSION)[0]
+    return Fused(names, state, about["strength"], tasks, history, finished)
 
 
 def read_about(folder: Path) -> dict[str, Any]:
@@ -146,6 +148,7 @@ def record(fused: Fused, origin: FusionOrigin, choices: Choices) -> dict[str, An
         "strength": fused.strength,
         "backbone": list(fused.names),
         "groups": list(fused.state),
+        "finished": bool(fused.finished),
         "tasks": [
             {
                 "name": task.name,
@@ -164,7 +167,8 @@ def record(fused: Fused, origin: FusionOrigin, choices: Choices) -> dict[str, An
 
 
 def _write_state(place: Path, fused: Fused, about: Mapping[str, Any]) -> None:
-    for group, vector in fused.state.items():
+    finished: dict[str, Vector] = {FINISHED: fused.finished} if fused.finished else {}
+    for group, vector in {**fused.state, **finished}.items():
         (place / "state").mkdir(exist_ok=True)
         _save(place / "state" / f"{group}.safetensors", vector, group)
     (place / "fusion.json").write_text(as_json(about), encoding="utf-8")
@@ -213,7 +217,7 @@ def _write_tasks(
         if names not in written:
             written[names] = target / BACKBONE
             write_file(written[names], _backbone_plans(files, merged, dtypes))
-        plans = _head_plans(files, task.head(choices.heads[0]) if task.heads else None)
+        plans = _head_plans(files, task.head(*choices.answering) if task.heads else None)
         write_task(
             target,
             {BACKBONE: (written[names], names)},
@@ -290,7 +294,8 @@ def _bytes(fused: Fused, origin: CheckpointOrigin) -> int:
     """Return about how many bytes will be written."""
     if not fused.tasks:
         return 1 << 16
-    state = sum(tensor.nbytes for vector in fused.state.values() for tensor in vector.values())
+    vectors = [*fused.state.values(), fused.finished]
+    state = sum(tensor.nbytes for vector in vectors for tensor in vector.values())
     heads = sum(head.nbytes for task in fused.tasks for head in task.heads.values())
     return 2 * origin.checkpoint.nbytes + state + 2 * heads
 

@@ -27,6 +27,7 @@ from transship.report.figures import heat_map, lines, scatter
 from transship.verbs.merge.fusion.folder import kept_bytes, read_about
 from transship.verbs.merge.fusion.measure import StepReport, summary
 from transship.verbs.merge.fusion.task import FusedTask
+from transship.verbs.merge.tasks.heads import FINISHED
 from transship.verbs.merge.tasks.model import Rows, take
 
 TSNE_TASKS = 8
@@ -114,10 +115,12 @@ def _provenance(about: Mapping[str, Any]) -> Provenance:
 def _status(about: Mapping[str, Any], folder: Path | None, sizes: Mapping[str, int]) -> dict[str, Any]:
     own = {task["name"]: task["individual"] for task in about["tasks"]}
     history = [StepReport(**step) for step in about["history"]]
+    finished = about["choices"].get("finish", "none") != "none"
     return {
         "folder": str(folder),
         "base": about["base"],
         **about["choices"],
+        "heads": [*([FINISHED] if finished else []), *about["choices"]["heads"]],
         "strength_used": about["strength"],
         "tasks": [
             {key: task[key] for key in ("name", "source", "sha256", "classes")} for task in about["tasks"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from transship.errors import OptionError
 from transship.verbs.merge.fusion.choices import Choices
 from transship.verbs.merge.fusion.measure import shift
-from transship.verbs.merge.fusion.task import FusedTask, Kept
+from transship.verbs.merge.fusion.task import Fused, FusedTask, Kept
 from transship.verbs.merge.maths.states import Vector, norm
 from transship.verbs.merge.tasks.heads import FRESH, HeadKind, LinearHead, accuracy, carry, polish, tune
 
@@ -20,6 +20,14 @@ HELD_OUT = 3  # one kept input in so many judges a strength
 def scaled(base: Mapping[str, Tensor], vector: Mapping[str, Tensor], strength: float) -> Vector:
     """Return θ_0 + strength · τ."""
     return {name: torch.add(base[name], change, alpha=strength) for name, change in vector.items()}
+
+
+def merged_backbone(fused: Fused, base: Vector, choices: Choices) -> Vector:
+    """Return θ_0 + strength · τ_m with what a finish added to it."""
+    merged = scaled(base, choices.method.merged(fused.state, base), fused.strength)
+    return (
+        {name: tensor + fused.finished[name] for name, tensor in merged.items()} if fused.finished else merged
+    )
 
 
 def find_strength(
@@ -50,7 +58,7 @@ def agreement(backbone: Vector, tasks: Sequence[FusedTask], choices: Choices) ->
         features = task.store.model().over(kept.inputs).features(backbone, choices.batch_size)
         judged = torch.arange(len(kept)) % HELD_OUT == 0
         head = task.heads["own"]
-        if choices.heads[0].startswith("carried"):
+        if choices.start.startswith("carried"):
             head = carry(features[~judged], kept.outputs[~judged], head, choices.head_settings)
         shares.append(accuracy(head(features[judged]), kept.outputs[judged].argmax(1)))
     if not shares:
@@ -125,3 +133,9 @@ def _refitted(
         elif kept.labels is not None and (kind == "tuned-fresh" or (kind == "tuned" and tuned_now)):
             heads[kind] = tune(own, features[: len(kept.labels)], kept.labels, settings)
     return heads
+
+
+def fit_head(kind: HeadKind, task: FusedTask, features: Tensor, kept: Kept, choices: Choices) -> LinearHead:
+    """Return a task's head of a kind for these features of its inputs: fitted anew where that kind is."""
+    only = replace(choices, heads=(kind,))
+    return _refitted(task.heads["own"], features, kept, only, tuned_now=False).get(kind, task.head(kind))

@@ -9,14 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from transship.errors import DataError, OptionError
+from transship.progress import Progress, quiet
 from transship.verbs.merge.fusion.choices import Choices
+from transship.verbs.merge.fusion.finishing import FinishedFusion, finish_fusion
 from transship.verbs.merge.fusion.measure import StepReport
 from transship.verbs.merge.fusion.origin import FineTune, FusionOrigin
 from transship.verbs.merge.fusion.refresh import find_strength, refresh, scaled
 from transship.verbs.merge.fusion.task import Fused, FusedTask, Kept, TaskStore
 from transship.verbs.merge.maths.states import State, Vector, norm
 from transship.verbs.merge.protocol import Arrival
-from transship.verbs.merge.tasks.heads import LABELLED, LinearHead, accuracy, carry
+from transship.verbs.merge.tasks.heads import FINISHED, LABELLED, LinearHead, accuracy, carry
 from transship.verbs.merge.tasks.model import TaskModel, TaskRows, TestRows, take, task_rows
 
 
@@ -35,6 +37,21 @@ class Step:
     tuned: FineTune
     rows: TaskRows
     arrival: Arrival
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a step ends.
+
+    Attributes:
+        wanted: whether it is finished, where the fusion is; a row of steps needs that once.
+        folder: keeps the state of a finish that is killed.
+        progress: is told how far it is.
+    """
+
+    wanted: bool = True
+    folder: Path | None = None
+    progress: Progress = quiet
 
 
 def plan_add(
@@ -134,19 +151,19 @@ def _step(
     return Step(name, tuned, rows, Arrival(number, base, tuned.update, incoming, previous, choices.seed))
 
 
-def add(fused: Fused, choices: Choices, step: Step, about: Mapping[str, Any]) -> Fused:
+def add(fused: Fused, choices: Choices, step: Step, about: Mapping[str, Any], ending: Ending) -> Fused:
     """Return the fusion with one more model; `about` says how its test rows are found again."""
     method, arrival = choices.method, step.arrival
     state = method.add(fused.state, arrival) if fused.state else method.first(arrival)
     task, outputs = _new_task(step, choices, about)
-    return _settled(fused, choices, step, state, (*fused.tasks, task), outputs)
+    return _settled(fused, choices, step, state, (*fused.tasks, task), ending, outputs)
 
 
-def remove(fused: Fused, choices: Choices, step: Step, task: FusedTask) -> Fused:
+def remove(fused: Fused, choices: Choices, step: Step, task: FusedTask, ending: Ending) -> Fused:
     """Return the fusion as if the model had never come."""
     tasks = tuple(other for other in fused.tasks if other is not task)
     state = choices.method.remove(fused.state, step.arrival) if tasks else {}
-    return _settled(fused, choices, step, state, tasks, removed=True)
+    return _settled(fused, choices, step, state, tasks, ending, removed=True)
 
 
 def _settled(
@@ -155,6 +172,7 @@ def _settled(
     step: Step,
     state: State,
     tasks: tuple[FusedTask, ...],
+    ending: Ending,
     outputs: Tensor | None = None,
     *,
     removed: bool = False,
@@ -167,6 +185,7 @@ def _settled(
         step: the model that came or went.
         state: the method's, after it.
         tasks: that are in now.
+        ending: how it is finished.
         outputs: what the model that came says itself, for heads that are carried once.
         removed: whether it went.
     """
@@ -178,7 +197,14 @@ def _settled(
         features = step.tuned.model.over(step.rows.inputs).features(backbone, choices.batch_size)
         once = carry(features, outputs, tasks[-1].heads["own"], choices.head_settings)
         tasks = (*tasks[:-1], replace(tasks[-1], heads={**tasks[-1].heads, "carried-once": once}))
-    tasks, measured = refresh(tasks, backbone, choices)
+    details = {key: float(value) for key, value in state.get("numbers", {}).items()}
+    done = FinishedFusion(tasks=tasks)
+    if FINISHED in choices.heads:
+        finishing = replace(choices, finish=choices.finish if ending.wanted else "none")
+        done = finish_fusion(tasks, backbone, finishing, folder=ending.folder, progress=ending.progress)
+        if done.change:
+            backbone = {name: tensor + done.change[name] for name, tensor in backbone.items()}
+    tasks, measured = refresh(done.tasks, backbone, choices)
     report = StepReport(
         len(tasks),
         step.name,
@@ -186,9 +212,10 @@ def _settled(
         strength=strength,
         norm=norm(vector) * abs(strength),
         removed=removed,
-        details={key: float(value) for key, value in state.get("numbers", {}).items()},
+        details={**details, **done.details},
     )
-    return Fused(tuple(step.arrival.update), state, strength, tasks, (*fused.history, report))
+    history = (*fused.history, report)
+    return Fused(tuple(step.arrival.update), state, strength, tasks, history, done.change)
 
 
 def free_name(taken: Sequence[str], tuned: Any, name: str | None) -> str:
@@ -269,7 +296,7 @@ def _asked(choices: Choices, kept: int, every: int) -> int:
     """Return of how many rows the fine-tune's own answers are used: by heads, or to measure against."""
     if "carried-once" in choices.heads:
         return every
-    carried = any(kind.startswith("carried") for kind in choices.heads)
+    carried = any(kind.startswith("carried") or kind == FINISHED for kind in choices.heads)
     return kept if carried or choices.evaluate or choices.strength == "validation" else 0
 
 

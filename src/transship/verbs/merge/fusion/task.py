@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transship.checkpoints import Checkpoint
 from transship.verbs.merge.fusion.measure import StepReport
-from transship.verbs.merge.maths.states import State
+from transship.verbs.merge.maths.states import State, Vector
 from transship.verbs.merge.tasks.heads import HeadKind, LinearHead
 from transship.verbs.merge.tasks.model import Rows, TaskModel, TestRows
 
@@ -104,9 +104,9 @@ class FusedTask:
         """Outputs of its head; 0 without one."""
         return self.heads["own"].weight.shape[0] if "own" in self.heads else 0
 
-    def head(self, kind: HeadKind) -> LinearHead:
-        """Return a head, or its own where none of that kind was fitted."""
-        return self.heads.get(kind, self.heads["own"])
+    def head(self, *kinds: HeadKind) -> LinearHead:
+        """Return the first head of these kinds that was fitted, or its own."""
+        return next((self.heads[kind] for kind in kinds if kind in self.heads), self.heads["own"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,7 @@ class Fused:
         strength: the factor of the merged vector.
         tasks: in the order in which they came.
         history: what was measured after every step.
+        finished: what a finish added to the merged backbone; empty without one.
     """
 
     names: tuple[str, ...] = ()
@@ -126,3 +127,4 @@ class Fused:
     strength: float = 1.0
     tasks: tuple[FusedTask, ...] = ()
     history: tuple[StepReport, ...] = ()
+    finished: Vector = field(default_factory=dict)

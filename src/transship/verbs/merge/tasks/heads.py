@@ -18,13 +18,16 @@ from transship.errors import OptionError
 from transship.finish.descent import Adam
 from transship.registry import unknown
 
-HeadKind = Literal["own", "tuned", "tuned-fresh", "carried-once", "carried", "carried-polished"]
+HeadKind = Literal["own", "tuned", "tuned-fresh", "carried-once", "carried", "carried-polished", "finished"]
 HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
+# learnt with the backbone, by a finish: nothing that --heads can ask for
+FINISHED: HeadKind = "finished"
 # refitted after every model, so that inputs of every task have to stay
 FRESH: frozenset[HeadKind] = frozenset({"tuned-fresh", "carried", "carried-polished"})
 LABELLED: frozenset[HeadKind] = frozenset({"tuned", "tuned-fresh"})
 
 __all__ = [
+    "FINISHED",
     "FRESH",
     "HEAD_KINDS",
     "LABELLED",
@@ -132,8 +135,9 @@ def head_kinds(asked: str | Sequence[str], *, kept: bool) -> tuple[HeadKind, ...
     kinds: list[HeadKind] = []
     for name in names:
         kind = ("carried-polished" if kept else "carried-once") if name == "auto" else name
-        if kind not in HEAD_KINDS:
-            raise unknown(str(name), ("auto", *HEAD_KINDS), kind="kind of head", where="--heads")
+        if kind not in HEAD_KINDS or kind == FINISHED:
+            known = [other for other in HEAD_KINDS if other != FINISHED]
+            raise unknown(str(name), ("auto", *known), kind="kind of head", where="--heads")
         if kind in FRESH and not kept:
             raise OptionError(
                 f"heads of kind '{kind}' are fitted again with every model, which needs inputs of all tasks",
