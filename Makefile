@@ -8,11 +8,12 @@ export TOKENIZERS_PARALLELISM := false
 # modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-kernels test-places test-lowest fuzz tutorials lint docs bench peers clean
+.PHONY: help setup demo test test-kernels faults test-places test-lowest fuzz tutorials lint docs bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test but the tutorials"
 	@echo "make test-kernels  run the tests with the kernels of other processors, with one and two threads: six times as long"
+	@echo "make faults  strike every command that writes: kills, Ctrl-C, full and broken disks, two writers, readers; an hour"
 	@echo "make test-places  run what touches the machine without a home, git, a browser, UTF-8 and a second core"
 	@echo "make test-lowest  run the quick tests with the lowest versions that pyproject.toml allows, in .venv-lowest"
 	@echo "make fuzz    read 2,000 files that are nearly right with every parser (FILES=, SECONDS=, PARSERS=)"
@@ -47,6 +48,9 @@ test: setup
 test-kernels: setup
 	@scripts/chromium || true
 	$(BIN)/python scripts/kernels.py
+
+faults: setup
+	$(BIN)/python tests/faults/harness.py --each 50
 
 test-places: setup
 	$(BIN)/python scripts/places.py

@@ -24,12 +24,12 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from transship.errors import OutputError
 from transship.locks import acquire, file_lock, if_abandoned, release, stem
 from transship.numerics import format_bytes
-from transship.targets import check_kind, check_replaceable, leave_mark, require_apart
+from transship.targets import Kind, check_entry, check_replaceable, leave_mark, require_apart
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -40,7 +40,6 @@ _MARK = ".transship-"
 _LOCK, _ASIDE, _READY, _REMOVED = "lock", "old", "ready", "removed.json"
 _NO_REPLACE, _EXCHANGE = 1, 2
 _MARGIN = 16_000_000  # bytes left free for everybody else
-Kind = Literal["file", "folder", "cache"]
 
 
 @contextlib.contextmanager
@@ -114,7 +113,7 @@ def atomic_files(
     """
     final = _prepare(target, force, 0, "file")
     for name in beside:
-        check_target(final.with_name(name), force=force, kind="file")
+        check_entry(final.with_name(name), str(final.with_name(name)), force=force, kind="file")
     with _workplace(final) as place:
         draft = place / "draft"
         draft.mkdir()
@@ -175,19 +174,7 @@ def check_target(
     """
     final = Path(os.path.realpath(Path(target).expanduser()))
     require_apart(target, reads or {})
-    check_kind(final, str(target))
-    if os.path.lexists(final):
-        if not force:
-            raise OutputError(
-                "it exists already",
-                where=str(target),
-                fix="pass --force to replace it, or choose another name",
-            )
-        there = "folder" if final.is_dir() else "file"
-        if kind not in (None, "cache", there):
-            raise OutputError(f"it is a {there}", where=str(target), fix=f"give the name of a {kind}")
-        if there == "folder" and kind != "cache":
-            check_replaceable(final, str(target))
+    check_entry(final, str(target), force=force, kind=kind)
     above = next(folder for folder in final.parents if folder.exists())
     if not _takes_files(above, stem(final)):
         raise OutputError(f"{above} cannot be written to", where=str(target), fix="choose another place")
@@ -262,6 +249,8 @@ def _prepare(target: str | os.PathLike[str], force: bool, needs: int, kind: Kind
         with if_abandoned(leftover / _LOCK) as abandoned:
             if abandoned:
                 shutil.rmtree(leftover, ignore_errors=True)
+        if abandoned and sys.platform == "win32":
+            shutil.rmtree(leftover, ignore_errors=True)  # the lock's own file, which was open until now
     return final
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +83,8 @@ def acquire(lock: BaseFileLock, *, wait: bool = False) -> bool:
 
 def release(lock: BaseFileLock) -> None:
     """Remove the lock's file while it is held, so that nobody can hold a file that is gone, and let go."""
+    if sys.platform == "win32":
+        lock.release(force=True)  # an open file cannot be removed there
     with contextlib.suppress(OSError):
         Path(lock.lock_file).unlink(missing_ok=True)
     lock.release(force=True)

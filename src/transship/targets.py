@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transship.errors import OutputError
 
@@ -38,7 +38,29 @@ _PLAIN = (
 _PARTS = re.compile(r"\d+_[A-Z]\w*|\.cache")  # folders of a sentence encoder, and of the hub's client
 
 
-def check_kind(final: Path, where: str) -> None:
+Kind = Literal["file", "folder", "cache"]
+
+
+def check_entry(final: Path, where: str, *, force: bool, kind: Kind | None = None) -> None:
+    """Refuse what is there, if it may not be replaced.
+
+    `kind` is what becomes of it; an entry of transship's own cache is always replaced.
+    """
+    _check_kind(final, where)
+    if not os.path.lexists(final):
+        return
+    if not force:
+        raise OutputError(
+            "it exists already", where=where, fix="pass --force to replace it, or choose another name"
+        )
+    there = "folder" if final.is_dir() else "file"
+    if kind not in (None, "cache", there):
+        raise OutputError(f"it is a {there}", where=where, fix=f"give the name of a {kind}")
+    if there == "folder" and kind != "cache":
+        check_replaceable(final, where)
+
+
+def _check_kind(final: Path, where: str) -> None:
     """Refuse what is there and is neither a file nor a folder."""
     with contextlib.suppress(OSError):
         kind = _KINDS.get(stat.S_IFMT(final.stat().st_mode))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from transship import data, parallel
-from transship.atomic import Kind, check_target
+from transship.atomic import check_target
 from transship.cli.options import (
     compute_options,
     memory_option,
@@ -26,6 +26,7 @@ from transship.fields import setting
 from transship.numerics import MemoryBudget
 from transship.progress import Bars, quiet
 from transship.report import Facts, Section, terminal
+from transship.targets import Kind
 from transship.verbs import transport
 from transship.verbs.transport.settings import Opening, Roles, Settings
 

@@ -15,6 +15,7 @@ import pickle
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import uuid
@@ -164,6 +165,9 @@ class LocalEngine:
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Let processes that start meanwhile never see Ctrl-C: this one does, and ends them."""
+    if sys.platform == "win32":  # it has no such mask
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from transship.atomic import atomic_files
-from transship.errors import DataError, MissingError
+from transship.errors import DataError, MissingError, OutputError
 from transship.types import Array
 from transship.verbs.translate.maps.vectors import unit_rows
 from transship.verbs.translate.stores.numpy_file import (
@@ -145,7 +145,6 @@ class FaissSink(OneFileSink):
 
     def assemble(self, draft: Path, ids: Array | None) -> None:
         """Build the index."""
-        faiss = load_library()
         try:
             keys = np.arange(self.source.rows) if ids is None else np.asarray(ids, dtype=np.int64)
         except (TypeError, ValueError) as error:
@@ -161,7 +160,7 @@ class FaissSink(OneFileSink):
         for first in range(0, self.source.rows, 65536):
             part = slice(first, min(first + 65536, self.source.rows))
             index.add_with_ids(np.ascontiguousarray(self.array[part]), np.ascontiguousarray(keys[part]))
-        faiss.write_index(index, str(draft))
+        _write_index(index, draft)
 
 
 class FaissIndex:
@@ -262,8 +261,18 @@ def write_query_index(place: StorePlace, target: StorePlace, matrix: Array, bias
                 where=place.text,
                 fix="use its map",
             )
-        faiss.write_index(query_index(index, matrix, bias), str(folder / goal.name))
+        _write_index(query_index(index, matrix, bias), folder / goal.name)
     return int(index.ntotal)
+
+
+def _write_index(index: Any, file: Path) -> None:
+    try:
+        load_library().write_index(index, str(file))
+    except RuntimeError as error:  # what the library says of a full or broken disk
+        reason = str(error).rpartition("(")[2].rstrip(") ")
+        raise OutputError(
+            f"writing stopped ({reason})", where=file.name, fix="free some space, or choose another disk"
+        ) from error
 
 
 def load_library() -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 
 from transship.atomic import atomic_files, check_target, recover, write_json
 from transship.errors import DataError, MissingError, TransshipError
+from transship.targets import check_entry
 from transship.types import Array
 from transship.verbs.translate.stores.index import ArrayIndex
 from transship.verbs.translate.stores.protocol import (
@@ -137,8 +138,9 @@ class OneFileSink(VectorSink):
     ) -> None:
         """Open or continue the partial file."""
         self.target = Path(place.location)
-        for written in (self.target, about_path(self.target), ids_path(self.target)):
-            check_target(written, force=force, kind="file", reads={"IN": source.place.location})
+        check_target(self.target, force=force, kind="file", reads={"IN": source.place.location})
+        for beside in (about_path(self.target), ids_path(self.target)):
+            check_entry(beside, str(beside), force=force, kind="file")
         self.stamp, self.source, self.width = stamp, source, width
         self.draft, self.note = (
             self.target.with_name(f".{self.target.name}.partial.{ending}") for ending in ("npy", "json")
