@@ -115,7 +115,7 @@ def families(inputs: Path) -> dict[str, Family]:
     return {
         "transport": Family(words(f"{moved} 1"), words(f"{moved} 2")),
         "merge run": Family(words(merge.format(0)), words(merge.format(1))),
-        "merge start": Family(words(f"{start} --force"), words(start.replace("average", "otmf"))),
+        "merge start": Family(words(f"{start} --force"), words(start.replace("average", "task-arithmetic"))),
         "merge add": Family(words(adding), words(start), once=True),
         "merge remove": Family(words("merge remove out @tuned"), words(start), (words(adding),), once=True),
         "translate fit": Family(

@@ -378,7 +378,11 @@ def strike_all(folder: Path, names: list[str], each: int, seed: int) -> int:
     for number, name in enumerate(names or known):
         place, begun = folder / f"family-{number}", time.monotonic()
         place.mkdir()
-        outcome = attack(Striker(place, inputs, known[name]), each, random.Random(f"{seed} {name}"))
+        outcome = Outcome()
+        try:
+            outcome = attack(Striker(place, inputs, known[name]), each, random.Random(f"{seed} {name}"))
+        except AssertionError as error:
+            outcome.problems.append(f"undisturbed: {error}")
         shutil.rmtree(place, ignore_errors=True)
         struck = ", ".join(f"{count} {kind}" for kind, count in outcome.strikes.items())
         seconds = time.monotonic() - begun

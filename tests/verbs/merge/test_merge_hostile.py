@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -200,3 +201,18 @@ def test_a_disk_that_fills_up_while_writing_is_one_sentence_and_leaves_nothing(
     assert found.returncode == 2, found.stderr
     assert "writing stopped" in found.stderr.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "recipe.yaml"]
+
+
+@pytest.mark.parametrize("out", [".", "a", "pipe"])
+def test_force_takes_neither_an_input_nor_the_folder_of_the_inputs_nor_a_pipe(
+    out: str, toys: Make, tmp_path: Path
+):
+    for name in "ab":
+        toys(name, {"part.weight": np.ones((4, 4), np.float32)})
+    Path("recipe.yaml").write_text(json.dumps(recipe()))
+    Path("notes.txt").write_text("mine")
+    os.mkfifo("pipe")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TransshipError, match=r"never|holds"):
+        merge("recipe.yaml").run(out if out != "." else tmp_path, force=True)
+    assert sorted(tmp_path.rglob("*")) == before

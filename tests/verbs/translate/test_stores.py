@@ -376,3 +376,35 @@ def test_a_qdrant_server_is_used_when_one_runs(saved):
 def test_a_server_that_does_not_answer_is_one_sentence():
     with pytest.raises(MissingError, match="cannot be opened"):
         open_source("qdrant:http://localhost:1#rows")
+
+
+def test_a_second_writer_to_one_output_is_refused(saved, tmp_path: Path):
+    np.save(tmp_path / "in.npy", helpers.make_rows())
+    target = str(tmp_path / "out.npy")
+    first = apply_map(saved, str(tmp_path / "in.npy"), target)
+    next(first)
+    with pytest.raises(OutputError, match="another process is changing it"):
+        run(saved, str(tmp_path / "in.npy"), target)
+    assert list(first)[-1].done == COUNT
+    assert len(read(target)) == COUNT
+
+
+def test_ids_of_an_old_file_do_not_stay_with_the_rows_of_a_new_one(saved, tmp_path: Path):
+    rows, target = helpers.make_rows(), tmp_path / "out.npy"
+    np.save(tmp_path / "named.npy", rows)
+    np.save(tmp_path / "named.ids.npy", np.arange(1000, 1000 + len(rows)))
+    np.save(tmp_path / "plain.npy", rows)
+    run(saved, str(tmp_path / "named.npy"), str(target))
+    assert (tmp_path / "out.ids.npy").exists()
+    run(saved, str(tmp_path / "plain.npy"), str(target), force=True)
+    assert not (tmp_path / "out.ids.npy").exists()
+    assert sorted(read(str(target))) == sorted(map(str, range(len(rows))))
+
+
+def test_what_lies_in_a_table_beside_its_data_is_kept(saved, tmp_path: Path):
+    np.save(tmp_path / "in.npy", helpers.make_rows())
+    (tmp_path / "db" / "out.lance").mkdir(parents=True)
+    (tmp_path / "db" / "out.lance" / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"it holds notes\.txt"):
+        run(saved, str(tmp_path / "in.npy"), str(tmp_path / "db" / "out.lance"), force=True)
+    assert (tmp_path / "db" / "out.lance" / "notes.txt").read_text() == "mine"
