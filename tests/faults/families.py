@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -174,7 +175,8 @@ def _lance(database: Path) -> str:
     import lancedb
 
     table = lancedb.connect(str(database)).open_table("out")
-    return str(sorted(map(json.dumps, table.to_arrow().to_pylist())).__hash__())
+    rows = json.dumps(sorted(map(json.dumps, table.to_arrow().to_pylist())))
+    return hashlib.sha256(rows.encode()).hexdigest()
 
 
 def _moved(folder: Path) -> list[Any]:
