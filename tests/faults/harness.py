@@ -260,10 +260,16 @@ class Striker:
 
 
 def _carry_out(words: list[str] | Callable[[Path], None], inputs: Path) -> int:
-    if callable(words):
-        words(inputs)
-        return 0
     from transship.cli import main
+    from transship.errors import TransshipError
+
+    if callable(words):
+        try:
+            words(inputs)
+        except (OSError, TransshipError) as error:  # what a program would see
+            print(error)
+            return 2
+        return 0
 
     try:
         main(words)

@@ -15,7 +15,6 @@ import pickle
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import uuid
@@ -165,9 +164,8 @@ class LocalEngine:
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
     """Let processes that start meanwhile never see Ctrl-C: this one does, and ends them."""
-    if sys.platform == "win32":  # it has no such mask
-        yield
-        return
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        return (yield)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -234,8 +232,7 @@ _shelves: set[Path] = set()  # where this process takes what it shares from
 @functools.lru_cache(maxsize=1)
 def _unshelved(place: Path) -> Any:
     _shelves.add(place.parent)
-    with place.open("rb") as file:
-        return pickle.load(file)
+    return pickle.loads(place.read_bytes())
 
 
 class _Put(NamedTuple):
