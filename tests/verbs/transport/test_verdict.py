@@ -107,6 +107,23 @@ def test_the_page_opens_with_the_verdict_and_the_test_and_says_when_nothing_was_
     assert "do not use it" in dataclasses.replace(still, measured=bad).warnings[0]
 
 
+def test_validation_is_told_of_the_head_that_is_written(kit):
+    source = kit.tiny_vit(16)
+    tuned, target = kit.nudge(source, size=0.3), kit.tiny_vit(24, seed=4)
+    images = kit.pictures(160)
+    labels = kit.logits(tuned, images).argmax(1)
+    data = wrap(images, [str(label) for label in labels.tolist()], kind="array")
+    if len(data.label_names) < 5:
+        data = wrap(images, [str(row % 5) for row in range(160)], kind="array")
+    result = transport(source, tuned, target, data=data, method="carry", strength="auto", batches=1)
+    assert result.choice.by == "validation"
+    drawn = draw(data, batches=1)
+    right = kit.logits(result.model(), np.stack(list(drawn.validation))).argmax(1) == drawn.labels
+    share = float(right.double().mean())
+    assert result.metrics["validation, head as written"] == pytest.approx(share, abs=0.02)
+    assert f"{100 * result.metrics['validation, head as written']:.1f} % of the" in result.verdict.sentence
+
+
 def test_copies_of_a_row_play_one_part():
     texts = [f"text {row % 60} of many" for row in range(160)]
     data = wrap(texts, [str(row % 2) for row in range(160)], kind="text", name="copies")

@@ -36,6 +36,10 @@ _CHOSEN_BY = {
 }
 
 
+# the name of what a head that is written has on the validation rows
+WRITTEN = "validation, head as written"
+
+
 @dataclass(frozen=True)
 class Choice:
     """A strength and the curve that it was chosen from.
@@ -122,7 +126,8 @@ class Account:
             if tested is not None:
                 return tested
         if self.choice.by == "validation" and self.labels:
-            return on_validation(self.choice.score, self.majority, self.labels)
+            score = self.metrics.get(WRITTEN, self.choice.score)
+            return on_validation(score, self.majority, self.labels)
         return None
 
     @property

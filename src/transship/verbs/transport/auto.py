@@ -14,7 +14,14 @@ from transship.verbs.transport.pace import Budget
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod, parts_of
 from transship.verbs.transport.result import Result, result_of
-from transship.verbs.transport.runner import apply, choose_strength, fit_head, move_and_choose, score
+from transship.verbs.transport.runner import (
+    apply,
+    choose_strength,
+    fit_head,
+    move_and_choose,
+    score,
+    validated,
+)
 from transship.verbs.transport.statistics import Prepared, prepare
 from transship.verbs.transport.trials import Finding, SavedTrials
 from transship.verbs.transport.weights import shifted
@@ -201,7 +208,8 @@ def _result(plan: Plan, best: Trial, trials: list[Trial], left_out: list[str], p
     if head is None:
         notes += _unkept(plan)
     candidates = [*_baselines(plan, best, trials, progress), *(trial.candidate for trial in trials)]
-    result = result_of(plan, best.method, best.moved, best.choice, head, candidates, notes)
+    written = validated(plan, head, best.moved, best.choice)
+    result = result_of(plan, best.method, best.moved, best.choice, head, candidates, notes, written=written)
     which = "calibration" if draws.held_out_fitted else "held-out"
     metrics = {**result.metrics, f"agreement on {which} inputs": best.agreement}
     return dataclasses.replace(result, metrics=metrics, compared_on=compared_on(plan))

@@ -25,7 +25,7 @@ from transship.checkpoints.write import applied, write_checkpoint
 from transship.errors import OptionError, OutputError
 from transship.report import html, short_name
 from transship.targets import require_apart
-from transship.verbs.transport.account import Account, Candidate, Choice
+from transship.verbs.transport.account import WRITTEN, Account, Candidate, Choice
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.move import Moved
 from transship.verbs.transport.placing import beside, copy_of, how_to_load, install, plans_with
@@ -183,8 +183,9 @@ def result_of(
     head: CarriedHead | None,
     candidates: Sequence[Candidate] = (),
     notes: Sequence[str] = (),
+    written: float | None = None,
 ) -> Result:
-    """Put everything together."""
+    """Put everything together; `written` is what the head that is written has on the validation rows."""
     settings = plan.settings
     chosen = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     parameters = {
@@ -203,6 +204,8 @@ def result_of(
     metrics = {choice.by: choice.score} if choice.curve else {}
     if 0.0 in dict(choice.curve):
         metrics[f"{choice.by}, untouched target"] = dict(choice.curve)[0.0]
+    if written is not None:
+        metrics[WRITTEN] = written
     return Result(
         plan.source,
         plan.tuned,
