@@ -8,7 +8,7 @@ export TOKENIZERS_PARALLELISM := false
 # modules of the libraries are never imported. So it must be allowed to keep it: tests start hundreds of processes
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-kernels faults test-places test-lowest fuzz tutorials lint docs bench peers clean
+.PHONY: help setup demo test test-kernels faults test-places test-lowest fuzz tutorials lint docs notebooks bench peers clean
 
 help:
 	@echo "make test    set up, lint, type-check and run every test but the tutorials"
@@ -21,6 +21,7 @@ help:
 	@echo "make tutorials  run the tutorials on real models and data, a minute or two each"
 	@echo "make bench   measure speed and memory against peers, as ratios in one run"
 	@echo "make peers   the comparisons that need a peer in a virtual environment of its own"
+	@echo "make notebooks  write the tutorials as notebooks into notebooks/"
 	@echo "make docs    build the documentation into site/"
 
 setup: $(INSTALLED)
@@ -82,6 +83,9 @@ docs: setup
 	$(BIN)/python scripts/scaling.py docs
 	$(BIN)/mkdocs build --strict --quiet
 
+notebooks: setup
+	$(BIN)/python scripts/notebooks.py notebooks
+
 bench: setup
 	$(BIN)/python -m benchmarks
 
@@ -89,4 +93,4 @@ peers: setup
 	$(BIN)/python -m benchmarks --peers
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest .peers build dist site demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest .peers build dist site demo notebooks .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -12,7 +12,7 @@ from transship.doors import door
 
 if TYPE_CHECKING:
     from transship import activations, checkpoints, data, errors, geometry, parallel, report
-    from transship.activations import compare
+    from transship.activations import compare, features
     from transship.checkpoints import Adapter, Checkpoint, Update, open, write_adapter, write_checkpoint
     from transship.errors import TransshipError
     from transship.geometry import Moments
@@ -66,6 +66,7 @@ __all__ = [
     "compare",
     "data",
     "errors",
+    "features",
     "geometry",
     "load_map",
     "merge",
