@@ -59,7 +59,7 @@ class StartSettings:
         strength: of the merged vector: a number, norm or validation. auto: norm for method auto with kept
             inputs, else 1.
         finish: none, weights or weights:STEPS: train merged backbone and heads on what the tasks' own models
-            said of the kept inputs. auto: weights for method auto with kept inputs, 200 steps per task.
+            said of the kept inputs; 200 steps per task without a number. auto: none.
         batch_size: inputs per forward pass.
     """
 

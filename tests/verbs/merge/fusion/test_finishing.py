@@ -80,13 +80,11 @@ def test_a_model_that_leaves_takes_what_was_finished_with_it(toy: Any):
         torch.testing.assert_close(tensor, gone.parameters[name], rtol=0.0, atol=0.02)
 
 
-@pytest.mark.parametrize(
-    ("kept", "method", "finish"), [(30, "auto", "weights"), (30, "opcm", "none"), (0, "auto", "none")]
-)
-def test_auto_finishes_the_default_method_where_inputs_are_kept(
-    kept: int, method: str, finish: str, toy: Any
-):
-    assert Fusion(toy.base, method, keep_inputs=kept).choices.finish == finish
+@pytest.mark.parametrize("kept", [0, 30])
+def test_auto_does_not_finish(kept: int, toy: Any):
+    choices = Fusion(toy.base, keep_inputs=kept).choices
+    assert choices.finish == "none"
+    assert FINISHED not in choices.heads
 
 
 @pytest.mark.parametrize(

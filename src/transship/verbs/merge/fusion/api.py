@@ -49,7 +49,7 @@ class Fusion:
         strength: the factor of the merged vector: a number, `norm`, `validation`, or `auto` (`norm` for
             the method `auto` with kept inputs, else 1).
         finish: `none`, `weights` or `weights:STEPS`: train merged backbone and heads on what the tasks' own
-            models said of the kept inputs; `auto`: weights for the method `auto` with kept inputs.
+            models said of the kept inputs; `auto` is `none`.
         evaluate: measure after every step: accuracies, where test rows are given, and on kept inputs how far
             features moved.
         seed: fixes every random choice.
