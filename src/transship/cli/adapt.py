@@ -59,7 +59,11 @@ def data_options(function: Command) -> Command:
 @settings_options(CommandSettings)
 @click.option("--sensitivity", default=None, metavar="ω,ω,…", help="Fit again with each ω, for the report.")
 @click.option(
-    "--path", default=None, type=int, metavar="N", help="Fit again from N points along stage 1, too."
+    "--path",
+    default=None,
+    type=click.IntRange(max=1000),
+    metavar="N",
+    help="Fit again from N points along stage 1, too.",
 )
 @memory_option
 @output_options

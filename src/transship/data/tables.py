@@ -116,11 +116,11 @@ class ParquetTable(DataTable):
             sizes = [file.metadata.num_rows for file in self._files]
             parts = [pyarrow.array([split] * size) for split, size in zip(self._splits, sizes, strict=True)]
             return pyarrow.chunked_array(parts)
-        for file in self._files:
-            require_room(_unpacked_bytes(file, name), f"{self.source}, column '{name}'")
         try:
+            for file in self._files:
+                require_room(_unpacked_bytes(file, name), f"{self.source}, column '{name}'")
             columns = [file.read(columns=[name]).column(name) for file in self._files]
-        except (pyarrow.ArrowException, OSError, KeyError, MemoryError) as error:
+        except (pyarrow.ArrowException, OSError, KeyError, ValueError, MemoryError) as error:
             raise _broken(self.source, error) from error
         kinds = {column.type for column in columns}
         if len(kinds) > 1:

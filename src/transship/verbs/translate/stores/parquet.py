@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from transship.errors import DataError, MissingError, OutputError
+from transship.outside import complete
 from transship.types import Array
 from transship.verbs.translate.stores.files import INCOMPLETE, Files, locate
 from transship.verbs.translate.stores.index import ArrayIndex
@@ -74,10 +75,11 @@ class ParquetSource(SplitSource):
                 self.counts.append(footer.metadata.num_rows)
         self.rows = sum(self.counts)
         self.files = tuple(zip(self.names, self.counts, strict=True))
-        self.id_column = find_column(self.schema.names, place.columns.id, ID_NAMES, place.text)
-        self.vector_column = vector_column(self.schema, place)
-        self.width = self._width()
-        self.stamp = stamp_of(self.schema)
+        with complete(place.text, "write it again"):
+            self.id_column = find_column(self.schema.names, place.columns.id, ID_NAMES, place.text)
+            self.vector_column = vector_column(self.schema, place)
+            self.width = self._width()
+            self.stamp = stamp_of(self.schema)
 
     def fingerprint(self) -> str:
         """Return a hash of names, sizes and row counts of the files."""
@@ -111,7 +113,7 @@ class ParquetSource(SplitSource):
                     if len(record):
                         yield self._batch(record, first + done)
                     done += len(record)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise vanished(file, first + done, error) from error
 
     def path(self, name: str) -> str:
