@@ -196,7 +196,7 @@ class Account:
     def _result(self) -> Iterator[Block]:
         verdict = self.verdict
         if verdict is not None:
-            yield Text(verdict.sentence, "plain" if verdict.warnings else "good")
+            yield Text(verdict.sentence)
         for warning in self.warnings:
             yield Text(warning[0].upper() + warning[1:] + ".", "warning")
 

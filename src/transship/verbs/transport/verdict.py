@@ -22,11 +22,6 @@ class Verdict:
     sentence: str
     warnings: tuple[str, ...] = ()
 
-    @property
-    def tone(self) -> str:
-        """How the sentence is set: warnings stand out."""
-        return "warning" if self.warnings else "good"
-
 
 def on_test(scores: Scores, *, carried: bool, inputs: int, moved: bool) -> Verdict | None:
     """Return the verdict of rows on which nothing was chosen; None where what is written was not measured.
