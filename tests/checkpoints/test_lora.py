@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "transposed": ("gpt2", {"r": 4, "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     "positions": ("gpt2", {"r": 2, "target_modules": ["wpe", "c_attn"], "fan_in_fan_out": True}),
     "bert": ("bert", {"r": 4, "target_modules": ["query", "value", "dense"]}),
+    "biased": ("bert", {"r": 4, "lora_alpha": 10, "target_modules": ["query", "value"], "lora_bias": True}),
     "vit": ("vit", {"r": 4, "target_modules": "all-linear", "modules_to_save": ["classifier"]}),
 }  # fmt: skip
 
@@ -154,7 +155,6 @@ def test_a_prefix_brings_a_bare_models_update_onto_a_headed_one(tiny: Callable[[
         ({"peft_type": "IA3"}, "IA3 adapter"),
         ({"use_dora": True}, "DoRA"),
         ({"bias": "all"}, "changes biases"),
-        ({"lora_bias": True}, "lora_bias"),
         ({"init_lora_weights": "pissa"}, "changed base .*pissa"),
         ({"init_lora_weights": "olora"}, "olora"),
         ({"loftq_config": {"bits": 4}}, "LoftQ"),

@@ -25,7 +25,7 @@ from transship.activations.loading import (
 )
 from transship.activations.sites import Site
 from transship.checkpoints import Checkpoint
-from transship.checkpoints.lora import translation
+from transship.checkpoints.pairing import translation
 from transship.checkpoints.renaming import names_in_memory
 from transship.errors import DataError
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from transship.checkpoints.checkpoint import Checkpoint, check_finite
     from transship.checkpoints.description import Description, describe, describe_update
     from transship.checkpoints.dtypes import CHUNK, DType, find_dtype, narrow, widen
+    from transship.checkpoints.extraction import Extraction, extract
     from transship.checkpoints.footprint import Footprint
     from transship.checkpoints.lora import Adapter
     from transship.checkpoints.opening import open
@@ -27,6 +28,7 @@ __all__ = [
     "Checkpoint",
     "DType",
     "Description",
+    "Extraction",
     "Footprint",
     "Input",
     "ModelCard",
@@ -40,6 +42,7 @@ __all__ = [
     "copied",
     "describe",
     "describe_update",
+    "extract",
     "find_dtype",
     "narrow",
     "open",

@@ -72,11 +72,24 @@ def write_adapter(
             by_module[module] = (layouts or {}).get(name) or update.layout(name)
             ranks[module] = pair[0].shape[1]
             plans += _factor_plans(module, by_module[module], *pair, update.shape(name), kind)
+    biases = {
+        spoken(name).removesuffix(".bias"): name
+        for name in in_full
+        if name.endswith(".bias")
+        and by_module.get(spoken(name).removesuffix(".bias"), "embedding") != "embedding"
+    }
+    in_full = [name for name in in_full if name not in biases.values()]
     saved = _saved(update, in_full, spoken, kind, dense)
+    if biases:
+        plans += _bias_plans(update, by_module, biases, spoken, kind)
     if not plans and not saved:
         raise CheckpointError("the update changes nothing", where=str(folder), fix="give one with factors")
     modules = sorted({plan.name.removeprefix("base_model.model.").rpartition(".")[0] for plan in saved})
-    config = _config(update.base, ranks, by_module, modules, task_type)
+    config = _config(update.base, ranks, by_module, modules, task_type) | {
+        "lora_bias": bool(biases),
+        "ensure_weight_tying": update.base is not None
+        and any(kept in update.names for kept in update.base.tied.values()),
+    }
     needs = sum(plan.nbytes(plan.dtype) for plan in (*plans, *saved))
     with atomic_folder(folder, force=force, needs=needs, sync=sync) as place:
         texts = {"adapter_config.json": as_json(config), **(card.files() if card else {})}
@@ -110,6 +123,28 @@ def _factor_plans(
         yield _held(f"base_model.model.{module}.{ending.format(part)}", np.ascontiguousarray(values), dtype)
 
 
+def _bias_plans(
+    update: Update,
+    modules: Mapping[str, Layout],
+    biases: Mapping[str, str],
+    spoken: Callable[[str], str],
+    dtype: str,
+) -> Iterator[TensorPlan]:
+    """Yield what B adds to the bias of every module: PEFT has it for all modules or for none."""
+    base = update.base
+    stored = {} if base is None else {spoken(name): base.info(name).shape for name in base.tensors}
+    for module, layout in modules.items():
+        shape = stored.get(f"{module}.bias")
+        if layout == "embedding" or shape is None:
+            raise CheckpointError(
+                f"biases of other modules change, and {quote(module)} has none",
+                where="adapter",
+                fix="save the modules whose biases change in full, or write a full checkpoint",
+            )
+        values = update.dense(biases[module]) if module in biases else np.zeros(shape, np.float32)
+        yield _held(f"base_model.model.{module}.lora_B.bias", values, dtype)
+
+
 def _saved(
     update: Update,
     names: list[str],
@@ -135,6 +170,9 @@ def _saved(
         if base is not None and name.rpartition(".")[0] in modules:
             change = update.dense(name) if name in update else np.float32(0)
             values[name] = base.read(name) + change
+    for alias, kept in (base.tied if base is not None else {}).items():
+        if kept in values:  # PEFT unties what it saves, so that the alias needs the new values as well
+            values[alias] = values[kept]
     return [_held(f"base_model.model.{spoken(name)}", array, dtype) for name, array in values.items()]
 
 

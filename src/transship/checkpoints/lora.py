@@ -9,14 +9,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
-from transship.checkpoints.checkpoint import Checkpoint, Factors, Layout, LowRank, TensorDifference, Term
+from transship.checkpoints.checkpoint import (
+    Checkpoint,
+    DenseChange,
+    Factors,
+    Layout,
+    LowRank,
+    TensorDifference,
+    Term,
+)
 from transship.checkpoints.dtypes import CHUNK, Array
+from transship.checkpoints.pairing import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError
@@ -24,6 +33,7 @@ from transship.numerics import chunks
 
 _LINEAR = re.compile(r"(.+)\.lora_([AB])(?:\.[^.]+)?\.weight")
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])(?:\.[^.]+)?")
+_BIAS = re.compile(r"(.+)\.lora_B(?:\.[^.]+)?\.bias")
 _SAVED = re.compile(r"(.+?)\.modules_to_save\.[^.]+\.(.+)")
 _INTRICATE = re.compile(r"\)[*+?{]")  # a repeated group: a hostile one would take for ever
 _MERGE_FIRST = "merge it into its base with peft (merge_and_unload), save that, and give the saved folder"
@@ -42,6 +52,7 @@ _HARMLESS = frozenset(
         "exclude_modules",
         "lora_alpha",
         "lora_dropout",
+        "lora_bias",
         "fan_in_fan_out",
         "use_rslora",
         "modules_to_save",
@@ -60,7 +71,6 @@ _HARMLESS = frozenset(
 _NAMED = {
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
-    "lora_bias": "a bias on the adapter (lora_bias)",
     "loftq_config": "LoftQ",
     "layer_replication": "layer replication",
     "trainable_token_indices": "trainable tokens",
@@ -92,6 +102,7 @@ class Adapter(Checkpoint):
 class _Module:
     parts: dict[str, str] = field(default_factory=dict)  # A, B → tensor name
     embedding: bool = False
+    bias: str | None = None  # the name of what B adds to the layer's own bias
 
 
 def adapter_terms(
@@ -100,7 +111,8 @@ def adapter_terms(
     """Return the change of each base tensor, and the tensors that the base has not (a new head)."""
     _check_settings(adapter)
     modules, saved, copies = _sort(adapter)
-    wanted = [*(f"{module}.weight" for module in modules), *saved, *copies]
+    biases = {f"{module}.bias": held.bias for module, held in modules.items() if held.bias is not None}
+    wanted = [*(f"{module}.weight" for module in modules), *biases, *saved, *copies]
     convert = _names_in(base, wanted)
     terms: dict[str, tuple[Term, ...]] = {}
     for module, factors in modules.items():
@@ -110,12 +122,20 @@ def adapter_terms(
             _refuse(adapter, what, fix=_other_base(adapter))
         _check_tie(adapter, base, name)
         terms[name] = (_low_rank(adapter, base, module, factors, name),)
+    for plain, held in biases.items():
+        if plain not in convert:
+            what = f"it changes {quote(plain)}, which {base.name} does not have"
+            _refuse(adapter, what, fix=_other_base(adapter))
+        _check_shape(adapter, base, held, convert[plain])
+        terms[convert[plain]] = (_bias(adapter, plain.removesuffix(".bias"), held),)
     added: dict[str, Callable[[], Array]] = {}
     for plain, held in (saved | copies).items():
         name = convert.get(plain)
         if name is None:
             added[plain] = _reading(adapter, held)
             continue
+        if name in base.tied and adapter.config.get("ensure_weight_tying") is True:
+            continue  # a copy of the tensor that it is tied to
         _check_tie(adapter, base, name)
         _check_shape(adapter, base, held, name)
         # PEFT keeps a copy of an adapted token table beside its factors: most often just the base's own
@@ -181,6 +201,8 @@ def _sort(adapter: Checkpoint) -> tuple[dict[str, _Module], dict[str, str], dict
                     fix="save the adapter again",
                 )
             module.parts[match[2]] = name
+        elif match := _BIAS.fullmatch(plain):
+            modules.setdefault(match[1], _Module()).bias = name
         elif ".lora_" in plain or ".token_adapter." in plain or ".original_module." in plain:
             what = "DoRA" if "magnitude" in plain else "a tensor that is no factor"
             _refuse(adapter, f"it uses {what} ({quote(name)}) and is no plain low-rank sum")
@@ -241,7 +263,7 @@ def _low_rank(adapter: Checkpoint, base: Checkpoint, module: str, found: _Module
             f"its change of {quote(module)} is {[up[0], *down[1:]]}, and {base.name} has {list(shape)} there",
             fix=_other_base(adapter),
         )
-    scale = np.float32(alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank))
+    scale = _scale(adapter, rank, alpha)
 
     def load() -> Factors:
         a = adapter.floats(down_name).reshape(down[0], -1)
@@ -249,6 +271,16 @@ def _low_rank(adapter: Checkpoint, base: Checkpoint, module: str, found: _Module
         return (b, a) if layout == "linear" else (np.ascontiguousarray(a.T), np.ascontiguousarray(b.T))
 
     return LowRank(shape, load, layout)
+
+
+def _scale(adapter: Checkpoint, rank: float, alpha: float) -> np.float32:
+    return np.float32(alpha / (math.sqrt(rank) if adapter.config.get("use_rslora") else rank))
+
+
+def _bias(adapter: Checkpoint, module: str, held: str) -> DenseChange:
+    rank = _for_module(adapter, "rank_pattern", module, adapter.config.get("r", 8))
+    alpha = _for_module(adapter, "alpha_pattern", module, adapter.config.get("lora_alpha", 8))
+    return DenseChange(adapter.info(held).shape, lambda: adapter.floats(held) * _scale(adapter, rank, alpha))
 
 
 def _layout(
@@ -307,75 +339,3 @@ def _reading(adapter: Checkpoint, name: str) -> Callable[[], Array]:
 
 def _refuse(adapter: Checkpoint, what: str, *, fix: str = _MERGE_FIRST) -> NoReturn:
     raise CheckpointError(what, where=adapter.name, fix=fix)
-
-
-@dataclass
-class TensorPairs:
-    """Which tensor of the fine-tune belongs to which of the base.
-
-    Attributes:
-        matched: base name → tuned name, for floating-point tensors of equal shape.
-        only_tuned: tensors that the base has not.
-        problems: what has no partner, by kind.
-    """
-
-    matched: dict[str, str] = field(default_factory=dict)
-    only_tuned: list[str] = field(default_factory=list)
-    problems: dict[str, list[str]] = field(default_factory=dict)
-
-    def problems_text(self) -> str:
-        """Return the problems in half a sentence, three examples of each kind."""
-        parts = []
-        for kind, names in self.problems.items():
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            parts.append(f"{kind} {', '.join(names[:3])}{more}")
-        return "; ".join(parts)
-
-
-def pair(base: Checkpoint, tuned: Checkpoint) -> TensorPairs:
-    """Pair every floating-point tensor; integers (buffers, not learned) must agree where both have them."""
-    convert = translation(list(base.tensors), [*tuned.tensors, *tuned.tied])
-    result, used = TensorPairs(), set()
-    for name, info in base.tensors.items():
-        other = convert.get(name)
-        if other is None or other not in tuned:
-            if info.floating:
-                result.problems.setdefault("only the base has", []).append(quote(name))
-            continue
-        used.add(tuned.tied.get(other, other))
-        there = tuned.info(other)
-        if info.shape != there.shape:
-            text = f"{quote(name)} ({list(info.shape)} and {list(there.shape)})"
-            result.problems.setdefault("of different shapes are", []).append(text)
-        elif info.floating and there.floating:
-            result.matched[name] = other
-        elif info.dtype != there.dtype or base.raw(name) != tuned.raw(other):
-            result.problems.setdefault("of different integers are", []).append(quote(name))
-    for name, info in tuned.tensors.items():
-        if name not in used and info.floating:
-            result.only_tuned.append(name)
-            note = " (tied in the base)" if name in base.tied else ""
-            result.problems.setdefault("only the fine-tune has", []).append(quote(name) + note)
-    return result
-
-
-def translation(names: Collection[str], others: Collection[str]) -> dict[str, str]:
-    """Return name → other name, under the one prefix, added or removed, that makes most of them meet.
-
-    No prefix is preferred to one that makes no more of them meet.
-    """
-    known = set(others)
-    added = {other.split(".")[0] + "." for other in others if "." in other}
-    removed = {name.split(".")[0] + "." for name in names if "." in name}
-    plain = {name: name for name in names if name in known}
-    best = plain
-    if len(plain) == len(names):
-        return plain
-    for prefix in sorted(added):
-        shorter = {name: prefix + name for name in names if prefix + name in known}
-        best = max(best, {**plain, **shorter}, key=len)
-    for prefix in sorted(removed):
-        cut = {name: name.removeprefix(prefix) for name in names if name.startswith(prefix)}
-        shorter = {name: other for name, other in cut.items() if other in known}
-        best = max(best, {**plain, **shorter}, key=len)
-    return best

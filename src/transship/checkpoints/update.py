@@ -22,6 +22,7 @@ from transship.checkpoints.checkpoint import (
     Term,
 )
 from transship.checkpoints.dtypes import CHUNK, Array, Floats
+from transship.checkpoints.pairing import pair
 from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError, NumericalError
 from transship.numerics import chunks
@@ -89,7 +90,7 @@ class Update:
                 raise CheckpointError(
                     "it is an adapter, not a whole model", where=given.name, fix="use Update.from_adapter"
                 )
-        pairs = lora.pair(base, tuned)
+        pairs = pair(base, tuned)
         if pairs.problems and unmatched == "refuse":
             raise CheckpointError(
                 f"it does not fit {base.name}: {pairs.problems_text()}",
@@ -112,7 +113,11 @@ class Update:
 
     @classmethod
     def from_arrays(
-        cls, arrays: Mapping[str, Array | Factors | Callable[[], Array]], *, base: Checkpoint
+        cls,
+        arrays: Mapping[str, Array | Factors | Callable[[], Array]],
+        *,
+        base: Checkpoint,
+        added: Mapping[str, Callable[[], Array]] | None = None,
     ) -> Update:
         """Return an update of given changes: arrays, pairs (up, down), or functions that make arrays."""
         terms: dict[str, _Sum] = {}
@@ -132,7 +137,7 @@ class Update:
                     fix="give changes of the base's own shapes",
                 )
             terms[name] = ((1.0, term),)
-        return cls(terms, base=base)
+        return cls(terms, base=base, added=added)
 
     @property
     def names(self) -> tuple[str, ...]:

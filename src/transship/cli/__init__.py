@@ -33,6 +33,7 @@ COMMANDS = {
     "adapt": "transship.cli.adapt",
     "inspect": "transship.cli.inspect",
     "compare": "transship.cli.compare",
+    "extract": "transship.cli.extract",
     "methods": "transship.cli.methods",
     "bench": "transship.cli.bench",
     "demo": "transship.cli.demo",

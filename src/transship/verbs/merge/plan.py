@@ -130,8 +130,12 @@ def _plan_recipe(recipe: Recipe, nearby: _Nearby) -> AnyPlan:
             raise recipe.error(
                 f"{reference} is an adapter, and others are whole models", "write base+adapter"
             )
-    if recipe.lora_rank is not None:
-        raise recipe.error("lora_rank is for recipes of adapters alone", "remove lora_rank")
+    for key, given in (
+        ("lora_rank", recipe.lora_rank is not None),
+        ("lora_space", recipe.lora_space != "full"),
+    ):
+        if given:
+            raise recipe.error(f"{key} is for recipes of adapters alone", f"remove {key}")
     return _plan_models(recipe, cast(dict[ModelReference, Model], opened))
 
 

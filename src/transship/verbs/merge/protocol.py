@@ -72,6 +72,8 @@ class RecipeMethod(Method):
             mergekit would work in bfloat16 or float16, and are the same as without it in float32.
         finite: whether NaN or infinities in an input stop it, so that inputs are looked at beforehand.
         linear: whether it is a weighted sum of the models, which low-rank factors can give exactly.
+        of_updates: whether the result is b plus a function of the updates alone, so that adapters can be
+            merged without their base.
     """
 
     base: ClassVar[Literal["required", "optional", "input"]] = "required"
@@ -85,6 +87,7 @@ class RecipeMethod(Method):
     finite: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     linear: ClassVar[bool] = False
+    of_updates: ClassVar[bool] = False
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
         """Yield the merged tensor in flat parts, in order; each is used up before the next."""

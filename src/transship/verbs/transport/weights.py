@@ -23,7 +23,7 @@ from transship.activations import (
 )
 from transship.activations.loading import resting, values_of
 from transship.checkpoints import Adapter, Checkpoint, Update
-from transship.checkpoints.lora import translation
+from transship.checkpoints.pairing import translation
 from transship.errors import CheckpointError
 
 # A fine-tune moves its weights by a few percent; another model of the same shape lies at about √2.

@@ -17,7 +17,7 @@ from transship.activations.finding import skeleton
 from transship.activations.loading import has_head, preprocessors, require_in_memory
 from transship.checkpoints import Adapter, Checkpoint, Update, check_finite
 from transship.checkpoints import open as open_checkpoint
-from transship.checkpoints.lora import translation
+from transship.checkpoints.pairing import translation
 from transship.errors import CheckpointError
 from transship.verbs.merge.fusion.origin import FineTune, FusionOrigin
 from transship.verbs.merge.fusion.task import TaskFiles

@@ -24,6 +24,7 @@ class UpdateMethod(RecipeMethod):
         int8_mask: accepted for recipes that set it; it changes nothing here.
     """
 
+    of_updates: ClassVar[bool] = True
     required: ClassVar[tuple[str, ...]] = ("weight",)
     per_model: ClassVar[tuple[str, ...]] = ("weight", "density")
     spelling: ClassVar[dict[str, str]] = {"scale": "lambda"}

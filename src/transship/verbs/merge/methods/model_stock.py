@@ -24,6 +24,7 @@ class ModelStock(RecipeMethod):
         filter_wise: one angle for each row instead of one for the tensor.
     """
 
+    of_updates: ClassVar[bool] = True
     paper: ClassVar[str] = "Jang et al., 2024"
     least: ClassVar[int] = 2
 

@@ -23,6 +23,7 @@ class Ram(RecipeMethod):
         epsilon: changes up to this size count as none.
     """
 
+    of_updates: ClassVar[bool] = True
     paper: ClassVar[str] = "arXiv 2601.13572, 2026"
     elementwise: ClassVar[bool] = True
 

@@ -26,6 +26,7 @@ class RamPlusTl(RecipeMethod):
         epsilon: changes up to this size count as none.
     """
 
+    of_updates: ClassVar[bool] = True
     paper: ClassVar[str] = "arXiv 2601.13572, 2026"
 
     r: float = 0.1

@@ -26,6 +26,7 @@ class Sce(RecipeMethod):
         int8_mask: accepted for recipes that set it; it changes nothing here.
     """
 
+    of_updates: ClassVar[bool] = True
     paper: ClassVar[str] = "Wan et al., 2024"
     whole: ClassVar[int] = 1
 

@@ -30,6 +30,7 @@ class Tsvm(RecipeMethod, ContinualMethod):
         scale: λ (`lambda` in recipes).
     """
 
+    of_updates: ClassVar[bool] = True
     paper: ClassVar[str] = "Gargiulo et al., 2025"
     spelling: ClassVar[dict[str, str]] = {"scale": "lambda"}
     finite: ClassVar[bool] = True

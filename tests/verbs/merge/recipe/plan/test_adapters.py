@@ -14,6 +14,7 @@ from transship import checkpoints
 from transship.errors import CheckpointError, NumericalError, OptionError, TransshipWarning
 from transship.report import terminal
 from transship.verbs.merge.api import merge
+from transship.verbs.merge.maths.operands import Operands
 from transship.verbs.merge.plan import plan
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
 from transship.verbs.merge.recipe.plan.models import headed_config
@@ -139,8 +140,9 @@ def test_a_gradient_over_depth_and_a_filter_reach_the_factors(adapters: Path):
     given["models"] = [{"model": "lora-mood"}]
     found = plan(given)
     assert isinstance(found, AdapterMerge)
-    assert [found.weights[QUERY.format(layer)] for layer in range(3)] == [(0.0,), (1.0,), (2.0,)]
-    assert found.weights[QUERY.format(1).replace("query", "value")] == (1.0,)
+    assert [found.methods[QUERY.format(layer)][1]["weight"] for layer in range(3)] == [(0.0,), (0.5,), (1.0,)]
+    method, values = found.methods[QUERY.format(1).replace("query", "value")]
+    assert (method.scale, values["weight"]) == (2.0, (0.5,))
 
 
 @pytest.mark.parametrize(
@@ -253,3 +255,139 @@ def test_a_change_in_full_of_what_the_base_has_is_refused_by_name(adapters: Path
     save_file(arrays, path)
     with pytest.raises(CheckpointError, match=r"'pooler\.dense\.bias' is saved in full"):
         plan(recipe())
+
+
+@pytest.mark.parametrize("method", ["ties", "dare_linear", "sce", "breadcrumbs", "tsvm", "model_stock"])
+@pytest.mark.parametrize("rank", [None, 3])
+def test_what_a_method_makes_of_adapters_is_its_dense_result_cut_to_a_rank(
+    adapters: Path, tmp_path: Path, method: str, rank: int | None
+):
+    """NumPy's best approximation of the same merge of base+adapter, whose models have the same names."""
+    shared = {"dare_linear": {"density": 0.5}, "ties": {"density": 0.6}, "breadcrumbs": {"density": 0.8}}
+    given = recipe(method, parameters=shared.get(method, {}), **({} if rank is None else {"lora_rank": rank}))
+    if method in ("sce", "tsvm", "model_stock"):  # these find their weights themselves
+        given["models"] = [{"model": name} for name in LABELS]
+    update = plan(given).update()
+    method_of_tensor, own = plan(given).methods[QUERY.format(1)]
+    with checkpoints.open("bare") as base:
+        changes = [
+            checkpoints.Update.from_adapter(checkpoints.open(name), base).dense(QUERY.format(1))
+            for name in LABELS
+        ]
+    flat = [change.reshape(-1) for change in changes]
+    readers = [lambda start, stop, values=values: values[start:stop] for values in flat]
+    zeros = np.zeros(changes[0].size, np.float32)
+    whole = Operands(
+        QUERY.format(1),
+        changes[0].shape,
+        readers,
+        base=lambda start, stop: zeros[start:stop],
+        values=own,
+        labels=tuple(LABELS),
+    )
+    wanted = np.concatenate([np.array(part) for part in method_of_tensor.merge(whole)]).reshape(
+        changes[0].shape
+    )
+    u, singular, vt = np.linalg.svd(wanted.astype(np.float64))
+    kept = rank or 5  # 2 + 3
+    cut = (u[:, :kept] * singular[:kept]) @ vt[:kept]
+    np.testing.assert_allclose(update.dense(QUERY.format(1)), cut, atol=1e-5 * np.abs(cut).max())
+
+
+def test_ties_of_adapters_is_ties_of_base_with_adapters(adapters: Path, tmp_path: Path):
+    """At full rank nothing is cut: the merged adapter on its base is the dense merge of the models."""
+    settings = {"parameters": {"density": 0.6}, "lora_rank": 16}
+    wide = [
+        {"model": name, "parameters": {"weight": weight}} for name, weight in (("wide-a", 1), ("wide-b", 2))
+    ]
+    with checkpoints.open("bare") as base:
+        random = np.random.default_rng(0)
+        for name in ("wide-a", "wide-b"):
+            pair = random.normal(size=(2, 16, 16)).astype(np.float32) * 0.05
+            change = checkpoints.Update.from_arrays({QUERY.format(0): (pair[0], pair[1])}, base=base)
+            checkpoints.write_adapter(name, change)
+        update = plan({"merge_method": "ties", "base_model": "bare", "models": wide, **settings}).update()
+        models = [{**entry, "model": f"bare+{entry['model']}"} for entry in wide]
+        dense_recipe = {
+            "merge_method": "ties",
+            "base_model": "bare",
+            "models": models,
+            "parameters": {"density": 0.6},
+        }
+        merged = merge(dense_recipe).tensor(QUERY.format(0)) - base.read(QUERY.format(0))
+    np.testing.assert_allclose(update.dense(QUERY.format(0)), merged, atol=1e-5)
+
+
+@pytest.mark.parametrize("space", ["core", "knots"])
+def test_a_sum_is_the_same_in_the_spaces_of_the_factors(adapters: Path, space: str):
+    """Trimming nothing, task arithmetic by another name: the spaces lose nothing of the updates."""
+    given = recipe("dare_linear", parameters={"density": 1.0}, lora_space=space)
+    plain = recipe("task_arithmetic")
+    for name in plan(plain).methods:
+        np.testing.assert_allclose(
+            plan(given).update().dense(name), plan(plain).update().dense(name), atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("space", ["full", "core", "knots"])
+def test_peft_loads_a_ties_merge_from_every_space(adapters: Path, tmp_path: Path, space: str):
+    import peft
+    import torch
+    import transformers
+
+    given = recipe("ties", parameters={"density": 0.7}, lora_space=space, lora_rank=4)
+    out = merge(given).save(tmp_path / "out")
+    update = plan(given).update()
+    bare = transformers.BertForSequenceClassification.from_pretrained("bare", num_labels=2)
+    before = {name: tensor.clone() for name, tensor in bare.state_dict().items()}
+    after = peft.PeftModel.from_pretrained(bare, out / "lora-mood").merge_and_unload().state_dict()
+    for name in plan(given).methods:
+        change = after[f"bert.{name}"] - before[f"bert.{name}"]
+        torch.testing.assert_close(change, torch.from_numpy(update.dense(name)), atol=1e-6, rtol=1e-5)
+
+
+def test_methods_that_need_more_than_updates_say_which_ones_do_not(adapters: Path):
+    with pytest.raises(OptionError, match=r"adapters become an adapter by .*ties.* not by slerp"):
+        plan(recipe("slerp", parameters={"t": 0.5}) | {"models": [{"model": name} for name in LABELS]})
+    with pytest.raises(OptionError, match="the same in every space"):
+        plan(recipe("linear", lora_space="core"))
+    with pytest.raises(OptionError, match="looks at whole models"):
+        plan(recipe("ties", parameters={"trim": "global"}))
+
+
+def test_one_rslora_adapter_with_weight_one_stays_what_it_is(adapters: Path, tmp_path: Path):
+    """Ranks and alphas by pattern as well: PEFT's own merge of the adapter is the reference."""
+    import peft
+    import torch
+    import transformers
+
+    base = transformers.BertModel.from_pretrained("bare")
+    settings = peft.LoraConfig(
+        r=4,
+        lora_alpha=12,
+        use_rslora=True,
+        target_modules=["query", "value"],
+        rank_pattern={"layer.1.attention.self.query": 6},
+        alpha_pattern={"value": 5},
+    )
+    wrapped = peft.get_peft_model(base, settings)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    wrapped.save_pretrained("root")
+    out = merge(
+        {
+            "merge_method": "task_arithmetic",
+            "base_model": "bare",
+            "models": [{"model": "root", "parameters": {"weight": 1}}],
+        }
+    ).save(tmp_path / "out")
+
+    def computed(folder: Any) -> dict[str, torch.Tensor]:
+        bare = transformers.BertModel.from_pretrained("bare")
+        return dict(peft.PeftModel.from_pretrained(bare, folder).merge_and_unload().state_dict())
+
+    wanted, found = computed("root"), computed(out)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)

@@ -1,13 +1,15 @@
 """Adapters in, an adapter out: a weighted sum of low-rank updates is their factors side by side.
 
-Adapters that bring heads of their own (PEFT's `modules_to_save`) give one adapter for each task: the same
-factors, and the task's head.
+Other methods join the updates tensor by tensor, dense or in a space that the factors span, and what they make
+is cut to a rank. Adapters that bring heads of their own (PEFT's `modules_to_save`) give one adapter for each
+task: the same factors, and the task's head.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -17,12 +19,13 @@ import numpy as np
 from transship import checkpoints, report
 from transship.checkpoints import Adapter, Checkpoint, Update
 from transship.checkpoints.checkpoint import Factors, LowRank
-from transship.checkpoints.lora import translation
+from transship.checkpoints.pairing import translation
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.errors import CheckpointError
 from transship.numerics import TORCH
-from transship.verbs.merge.maths.operands import Floats
-from transship.verbs.merge.protocol import recipe_method, recipe_methods
+from transship.verbs.merge.maths.lowrank import SPACES, truncated
+from transship.verbs.merge.maths.operands import Floats, Operands, Reader
+from transship.verbs.merge.protocol import RecipeMethod, parameters_of, recipe_method, recipe_methods
 from transship.verbs.merge.recipe.plan.layout import find_layout, is_head
 from transship.verbs.merge.recipe.plan.lineage import check_adapter
 from transship.verbs.merge.recipe.read.parameters import layer_position
@@ -37,7 +40,7 @@ class AdapterMerge:
     """A merge of adapters of one base.
 
     Attributes:
-        weights: tensor → the factor of each adapter that changes it.
+        methods: tensor → the method, and its parameters with a value for each adapter.
         modules: for each adapter, the base's tensor → the module's name in it, and its rank.
         heads: adapter → tensors that it brings beside its factors, by their names in the model it is for.
     """
@@ -46,23 +49,52 @@ class AdapterMerge:
     base: Checkpoint
     adapters: Mapping[ModelReference, Adapter]
     updates: tuple[Update, ...]
-    weights: Mapping[str, tuple[float, ...]]
+    methods: Mapping[str, tuple[RecipeMethod, Mapping[str, tuple[Any, ...]]]]
     modules: tuple[Mapping[str, tuple[str, int]], ...]
     heads: Mapping[ModelReference, Mapping[str, Callable[[], Floats]]] = field(default_factory=dict)
 
     def factors(self, name: str) -> Factors:
-        """Return up and down of Σ_i w_i s_i B_i A_i, cut to `lora_rank` where it is given."""
-        ups, downs = [], []
-        for update, weight in zip(self.updates, self.weights[name], strict=True):
-            pair = update.factors(name) if name in update else None
-            if pair is not None:
-                ups.append(pair[0] * np.float32(weight))
-                downs.append(pair[1])
-        return truncated(np.concatenate(ups, axis=1), np.concatenate(downs, axis=0), self.recipe.lora_rank)
+        """Return up and down of the merged change of a tensor, cut to `lora_rank` where it is given.
+
+        An adapter that leaves the tensor alone takes part with zeros, as base+adapter would.
+        """
+        method, values = self.methods[name]
+        pairs = [update.factors(name) if name in update else None for update in self.updates]
+        if method.linear:
+            weights = _linear_weights(self.recipe, method, values["weight"])
+            present = [
+                (pair, weight) for pair, weight in zip(pairs, weights, strict=True) if pair is not None
+            ]
+            ups = [pair[0] * np.float32(weight) for pair, weight in present]
+            up, down = np.concatenate(ups, axis=1), np.concatenate([pair[1] for pair, _ in present], axis=0)
+            return truncated(up, down, self.recipe.lora_rank)
+        shape = self.base.info(name).shape
+        rows, columns = next((len(pair[0]), pair[1].shape[1]) for pair in pairs if pair is not None)
+        nothing = np.zeros((rows, 0), np.float32), np.zeros((0, columns), np.float32)
+        labels = tuple(map(str, self.adapters))
+
+        def join(arrays: Sequence[Floats]) -> Floats:
+            """Return what the method makes of updates, in the shape that they have."""
+            zeros = np.zeros(arrays[0].size, np.float32)
+            operands = Operands(
+                name,
+                shape if arrays[0].size == math.prod(shape) else arrays[0].shape,
+                [_reader(array) for array in arrays],
+                base=_reader(zeros),
+                values=values,
+                labels=labels,
+                seed=self.recipe.seed,
+            )
+            return np.concatenate([np.array(part) for part in method.merge(operands)]).reshape(
+                arrays[0].shape
+            )
+
+        space = SPACES[self.recipe.lora_space]
+        return space([pair or nothing for pair in pairs], join, self.ranks()[name])
 
     def update(self) -> Update:
         """Return the merged update, as factors, by the base's names."""
-        return Update.from_arrays({name: self.factors(name) for name in self.weights}, base=self.base)
+        return Update.from_arrays({name: self.factors(name) for name in self.methods}, base=self.base)
 
     def check_bases(self) -> None:
         """Refuse adapters whose own base has other weights than this; warn where only the names differ."""
@@ -77,7 +109,7 @@ class AdapterMerge:
         headed one's prefix.
         """
         terms = {}
-        for name in self.weights:
+        for name in self.methods:
             place = next(place for place, names in enumerate(self.modules) if name in names)
             layout = self.updates[place].layout(name)
             low_rank = LowRank(self.base.info(name).shape, _keeping(self.factors(name)), layout)
@@ -89,10 +121,15 @@ class AdapterMerge:
         """Return the most anonymous memory that the work takes, estimated from above.
 
         All factors are held at once, as float32 and as they are written; cutting a rank takes a float64 copy.
+        Methods that see entries hold one tensor's dense updates, and its decomposition in float64.
         Names are found in an empty model, with torch.
         """
         elements = sum(adapter.parameters for adapter in self.adapters.values())
-        return TORCH + elements * (4 + 4 + (8 if self.recipe.lora_rank is not None else 0))
+        held = TORCH + elements * (4 + 4 + (8 if self.recipe.lora_rank is not None else 0))
+        if self.recipe.kind.linear or self.recipe.lora_space == "core":
+            return held
+        largest = max(math.prod(self.base.info(name).shape) for name in self.methods)
+        return held + largest * (4 * (len(self.updates) + 3) + 8 * 4)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -104,7 +141,11 @@ class AdapterMerge:
             "output": "an adapter for each task" if self.heads else "adapter",
             "heads": {str(reference): list(head) for reference, head in self.heads.items()},
             "tensors": [
-                {"name": name, "rank": rank, "weights": list(self.weights[name])}
+                {
+                    "name": name,
+                    "rank": rank,
+                    **{field: list(each) for field, each in self.methods[name][1].items()},
+                }
                 for name, rank in self.ranks().items()
             ],
         }
@@ -133,37 +174,31 @@ class AdapterMerge:
         """Return the rank of each tensor's output factors."""
         limit = self.recipe.lora_rank
         ranks = {
-            name: sum(names[name][1] for names in self.modules if name in names) for name in self.weights
+            name: sum(names[name][1] for names in self.modules if name in names) for name in self.methods
         }
+        if not self.recipe.kind.linear:  # a sum keeps its factors as they are, even where they are too many
+            shapes = {name: self.base.info(name).shape for name in ranks}
+            ranks = {
+                name: min(rank, shapes[name][0], math.prod(shapes[name][1:])) for name, rank in ranks.items()
+            }
         return {name: rank if limit is None else min(rank, limit) for name, rank in ranks.items()}
-
-
-def truncated(up: Floats, down: Floats, rank: int | None) -> tuple[Floats, Floats]:
-    """Return factors of the best approximation of up·down with at most `rank` columns (Eckart–Young).
-
-    With QR of both factors only a small matrix is decomposed: up·down = Q_u (R_u R_dᵀ) Q_dᵀ.
-    """
-    if rank is None or up.shape[1] <= rank:
-        return up, down
-    left, first = np.linalg.qr(up.astype(np.float64))
-    right, second = np.linalg.qr(down.T.astype(np.float64))
-    u, values, vt = np.linalg.svd(first @ second.T)
-    root = np.sqrt(values[:rank])
-    return (
-        (left @ (u[:, :rank] * root)).astype(np.float32),
-        ((root[:, None] * vt[:rank]) @ right.T).astype(np.float32),
-    )
 
 
 def merge_adapters(
     recipe: Recipe, adapters: Mapping[ModelReference, Adapter], allow_pickle: bool
 ) -> AdapterMerge:
     """Prepare the merge of a recipe whose models are all adapters."""
-    if not recipe.kind.linear or len(recipe.modules) != 1 or not recipe.modules[0].whole:
-        linear = [name for name in recipe_methods() if getattr(recipe_method(name), "linear", False)]
+    kind = recipe.kind
+    if not (kind.linear or kind.of_updates) or len(recipe.modules) != 1 or not recipe.modules[0].whole:
+        able = [name for name in recipe_methods() if _makes_adapters(name)]
         raise recipe.error(
-            f"adapters become an adapter by {' or '.join(linear)} over models:, not by {recipe.method}",
+            f"adapters become an adapter by {', '.join(able)} over models:, not by {recipe.method}",
             "write base+adapter for each model, which gives a full model",
+        )
+    if kind.linear and recipe.lora_space != "full":
+        raise recipe.error(
+            f"{recipe.method} is a sum, which is the same in every space",
+            "remove lora_space, or merge by ties",
         )
     sources = recipe.modules[0].slices[0].sources
     _check_bases(recipe, adapters)
@@ -174,34 +209,63 @@ def merge_adapters(
     for source, update, names in zip(sources, updates, modules, strict=True):
         if head := _head(recipe, base, update, names):
             heads[source.model] = head
-    return AdapterMerge(recipe, base, adapters, updates, _weights(recipe, base, modules), modules, heads)
+    return AdapterMerge(recipe, base, adapters, updates, _methods(recipe, base, modules), modules, heads)
 
 
-def _weights(
+def _makes_adapters(name: str) -> bool:
+    kind = recipe_method(name)
+    return kind is not None and (kind.linear or kind.of_updates)
+
+
+def _methods(
     recipe: Recipe, base: Checkpoint, modules: tuple[Mapping[str, tuple[str, int]], ...]
-) -> dict[str, tuple[float, ...]]:
-    """Return each tensor's factors of the adapters: weights, by the method's `normalize` and `scale`."""
+) -> dict[str, tuple[RecipeMethod, dict[str, tuple[Any, ...]]]]:
+    """Return each tensor's method, and the parameters that each adapter has its own value of."""
     whole = recipe.modules[0].slices[0]
     outer = whole.parameters, recipe.modules[0].parameters
     layout = find_layout(list(base.tensors), base.config, base.name)
     depths = {stack.module: stack.layers for stack in layout.stacks}
-    shared = [field for field in ("normalize", "scale") if hasattr(recipe.kind, field)]
-    weights = {}
+    defaults = parameters_of(recipe.kind, "recipe")
+    methods = {}
     for name in dict.fromkeys(name for names in modules for name in names):
         place = layout.position(name)
         position = 0.0 if place.layer is None else layer_position(place.layer, depths[place.module])
-        plain = [
-            float(recipe.value("weight", (entry.parameters, *outer), name, position, entry.model))
-            for entry in whole.sources
-        ]
-        given = {field: recipe.value(field, outer, name, position) for field in shared}
-        method = recipe.kind(**{field: value for field, value in given.items() if value is not None})
-        divisor = sum(plain) if getattr(method, "normalize", False) else 1.0
-        if divisor == 0:
-            raise recipe.error("the weights sum to 0", "choose others, or set normalize: false")
-        scale = getattr(method, "scale", 1.0)
-        weights[name] = tuple(scale * weight / divisor for weight in plain)
-    return weights
+        values: dict[str, tuple[Any, ...]] = {}
+        for field_name in recipe.kind.per_model:
+            own = [
+                recipe.value(field_name, (entry.parameters, *outer), name, position, entry.model)
+                for entry in whole.sources
+            ]
+            values[field_name] = tuple(defaults[field_name] if value is None else value for value in own)
+        shared = {
+            field_name: value
+            for field_name in defaults
+            if field_name not in recipe.kind.per_model
+            and (value := recipe.value(field_name, outer, name, position)) is not None
+        }
+        methods[name] = recipe.kind(**shared), values
+        if methods[name][0].wants_survey:
+            raise recipe.error(
+                f"{recipe.method} looks at whole models with these parameters",
+                "write base+adapter for each model, or trim tensor by tensor",
+            )
+        if recipe.kind.linear:
+            _linear_weights(recipe, methods[name][0], values["weight"])
+    return methods
+
+
+def _linear_weights(recipe: Recipe, method: RecipeMethod, weights: Sequence[float]) -> tuple[float, ...]:
+    """Return the factor of each adapter in a sum, by the method's `normalize` and `scale`."""
+    divisor = sum(weights) if getattr(method, "normalize", False) else 1.0
+    if divisor == 0:
+        raise recipe.error("the weights sum to 0", "choose others, or set normalize: false")
+    scale = getattr(method, "scale", 1.0)
+    return tuple(scale * float(weight) / divisor for weight in weights)
+
+
+def _reader(values: Floats) -> Reader:
+    flat = values.reshape(-1)
+    return lambda start, stop: flat[start:stop]
 
 
 def _modules(adapter: Adapter, base: Checkpoint) -> dict[str, tuple[str, int]]:

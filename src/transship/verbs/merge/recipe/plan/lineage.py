@@ -10,7 +10,7 @@ import numpy as np
 
 from transship import checkpoints
 from transship.checkpoints import Adapter, Checkpoint
-from transship.checkpoints.lora import translation
+from transship.checkpoints.pairing import translation
 from transship.errors import CheckpointError, TransshipError, TransshipWarning
 from transship.verbs.merge.recipe.plan.models import middle_part
 

@@ -17,7 +17,7 @@ import numpy as np
 from transship import checkpoints
 from transship.checkpoints import Adapter, Checkpoint, TensorInfo, Update, widen
 from transship.checkpoints.dtypes import stored
-from transship.checkpoints.lora import translation
+from transship.checkpoints.pairing import translation
 from transship.errors import CheckpointError, OptionError
 from transship.verbs.merge.maths.operands import Floats, Reader
 from transship.verbs.merge.recipe.plan.layout import is_head

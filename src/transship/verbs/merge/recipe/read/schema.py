@@ -35,6 +35,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 EXTRA_TENSORS = ("base", "keep", "drop", "error")
 HEADS = ("auto", "merge", "per_task", "carried", "carried_polished", "tuned")
 COMPATIBILITY = ("error", "warn", "off")
+LORA_SPACES = ("full", "core", "knots")
 ARITHMETIC = ("float32", "mergekit")
 SHARES = ("density", "gamma", "select_topk")
 
@@ -87,7 +88,8 @@ class Recipe:
         seed: fixes the random methods.
         extra_tensors: what happens to tensors that not all models have.
         heads: whether task heads are merged, kept one for each model, or fitted to the merged model on data.
-        lora_rank: the rank of a merged adapter; None to keep the sum of the ranks, which is exact.
+        lora_rank: the rank of a merged adapter; None for the sum of the ranks, which is exact for sums.
+        lora_space: where adapters are joined by methods that are no sums: `full`, `core` or `knots`.
         compatibility: whether a model that is no fine-tune of the base stops the merge.
         data: what holds for the data of all models; None where the recipe has no such rule.
         weights: how the models' weights are searched for; None where the recipe gives them.
@@ -109,6 +111,7 @@ class Recipe:
     extra_tensors: str = "base"
     heads: str = "auto"
     lora_rank: int | None = None
+    lora_space: str = "full"
     compatibility: str = "error"
     data: DataRule | None = None
     weights: WeightSearch | None = None
@@ -196,28 +199,12 @@ class Recipe:
         return self.base_model or self.references()[0]
 
 
-KEYS = (
-    "merge_method",
-    "models",
-    "slices",
-    "modules",
-    "base_model",
-    "dtype",
-    "out_dtype",
-    "tokenizer_source",
-    "tokenizer",
-    "chat_template",
-    "parameters",
-    "name",
-    "arithmetic",
-    "seed",
-    "extra_tensors",
-    "heads",
-    "lora_rank",
-    "compatibility",
-    "data",
-    "weights",
+_KEYS = (
+    ("merge_method", "models", "slices", "modules", "base_model", "dtype", "out_dtype"),
+    ("tokenizer_source", "tokenizer", "chat_template", "parameters", "name", "arithmetic", "seed"),
+    ("extra_tensors", "heads", "lora_rank", "lora_space", "compatibility", "data", "weights"),
 )
+KEYS = tuple(key for row in _KEYS for key in row)
 
 
 def read_recipes(path: str | Path) -> list[Recipe]:
@@ -266,6 +253,7 @@ def read_recipe(block: Block, text: str = "") -> Recipe:
         extra_tensors=block.choice("extra_tensors", EXTRA_TENSORS),
         heads=block.choice("heads", HEADS).replace("-", "_"),
         lora_rank=block.count("lora_rank"),
+        lora_space=block.choice("lora_space", LORA_SPACES),
         compatibility=block.choice("compatibility", COMPATIBILITY),
         data=read_data(block, path=False),
         weights=read_search(block),
