@@ -83,10 +83,10 @@ def _rules(model: nn.Module) -> tuple[list[Any], list[Any]]:
 def _converted(name: str, converters: list[Any]) -> list[str]:
     """Return the parameters that a renamed tensor has a part in."""
     for rule in converters:
-        made, pattern = rule.rename_source_key(name)
+        renamed, pattern = rule.rename_source_key(name)
         if pattern is not None:
             first, *others = rule.target_patterns
-            return [made, *(made.replace(first, other) for other in others)]
+            return [renamed, *(renamed.replace(first, other) for other in others)]
     return [name]
 
 

@@ -43,13 +43,13 @@ def command(
     """
     check_target(out, force=force)
     with (
-        checkpoints.open(data.local_model(tuned), **allowed) as one,
-        checkpoints.open(data.local_model(base), **allowed) as two,
+        checkpoints.open(data.local_model(tuned), **allowed) as fine_tune,
+        checkpoints.open(data.local_model(base), **allowed) as origin,
     ):
-        largest = max((info.size for info in two.tensors.values()), default=0)
-        factors = 4 * two.parameters if rank is None else 0
+        largest = max((info.size for info in origin.tensors.values()), default=0)
+        factors = 4 * origin.parameters if rank is None else 0
         MemoryBudget.parse(memory, INTERPRETER).require(8 * 5 * largest + factors, f"extracting {tuned}")
-        extraction = checkpoints.extract(one, two, rank=rank, energy=energy)
+        extraction = checkpoints.extract(fine_tune, origin, rank=rank, energy=energy)
         folder = extraction.save(out, force=force)
     show(_page(extraction, str(folder)), as_json=as_json)
 
