@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transship.atomic import atomic_folder
-from transship.checkpoints.card import ModelCard, as_json, public_name
+from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint, Layout
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
 from transship.checkpoints.renaming import empty_model, names_in_memory
@@ -59,26 +59,7 @@ def write_adapter(
     """
     kind = find_dtype(dtype).name
     spoken = _names_for_peft(update, prefix)
-    ranks: dict[str, int] = {}
-    plans: list[TensorPlan] = []
-    by_module: dict[str, Layout] = {}
-    in_full: list[str] = []
-    for name in update.names:
-        pair = update.factors(name)
-        if pair is None or not name.endswith(".weight"):
-            in_full.append(name)
-        elif pair[0].shape[1]:
-            module = spoken(name).removesuffix(".weight")
-            by_module[module] = (layouts or {}).get(name) or update.layout(name)
-            ranks[module] = pair[0].shape[1]
-            plans += _factor_plans(module, by_module[module], *pair, update.shape(name), kind)
-    biases = {
-        spoken(name).removesuffix(".bias"): name
-        for name in in_full
-        if name.endswith(".bias")
-        and by_module.get(spoken(name).removesuffix(".bias"), "embedding") != "embedding"
-    }
-    in_full = [name for name in in_full if name not in biases.values()]
+    plans, ranks, by_module, biases, in_full = _sorted(update, layouts or {}, spoken, kind)
     saved = _saved(update, in_full, spoken, kind, dense)
     if biases:
         plans += _bias_plans(update, by_module, biases, spoken, kind)
@@ -97,6 +78,33 @@ def write_adapter(
             (place / file).write_text(text, "utf-8")
         write_file(place / "adapter_model.safetensors", [*plans, *saved])
     return Path(folder)
+
+
+def _sorted(
+    update: Update, layouts: Mapping[str, Layout], spoken: Callable[[str], str], kind: str
+) -> tuple[list[TensorPlan], dict[str, int], dict[str, Layout], dict[str, str], list[str]]:
+    """Return the factors to write, their ranks and layouts, biases beside factors by module, and the rest."""
+    ranks: dict[str, int] = {}
+    plans: list[TensorPlan] = []
+    by_module: dict[str, Layout] = {}
+    in_full: list[str] = []
+    for name in update.names:
+        pair = update.factors(name)
+        if pair is None or not name.endswith(".weight"):
+            in_full.append(name)
+        elif pair[0].shape[1]:
+            module = spoken(name).removesuffix(".weight")
+            by_module[module] = layouts.get(name) or update.layout(name)
+            ranks[module] = pair[0].shape[1]
+            plans += _factor_plans(module, by_module[module], *pair, update.shape(name), kind)
+    biases = {
+        spoken(name).removesuffix(".bias"): name
+        for name in in_full
+        if name.endswith(".bias")
+        and by_module.get(spoken(name).removesuffix(".bias"), "embedding") != "embedding"
+    }
+    in_full = [name for name in in_full if name not in biases.values()]
+    return plans, ranks, by_module, biases, in_full
 
 
 def _names_for_peft(update: Update, prefix: str) -> Callable[[str], str]:
@@ -193,7 +201,7 @@ def _config(
     return {
         "peft_type": "LORA",
         "task_type": task_type or _task(base),
-        "base_model_name_or_path": public_name(base.name) if base is not None else None,
+        "base_model_name_or_path": base.name if base is not None else None,
         "inference_mode": True,
         "r": common,
         "lora_alpha": common,

@@ -94,16 +94,7 @@ def extract(
 
     Norms, and matrices whose factors would be no smaller than they are, are kept in full.
     """
-    if (rank is None) == (energy is None):
-        raise OptionError(
-            "one of rank and energy is needed", where="extract", fix="give --rank R or --energy 0.99"
-        )
-    if rank is not None and rank < 1:
-        raise OptionError(f"a rank of {rank} keeps nothing", where="--rank", fix="give 1 or more")
-    if energy is not None and not 0 < energy <= 1:
-        raise OptionError(
-            f"{energy:g} is no share", where="--energy", fix="give a number above 0 and at most 1"
-        )
+    _check(rank, energy)
     change = Update.between(base, tuned, unmatched="skip")
     whole = _kept_whole(change, base)
     given: dict[str, Factors | Callable[[], Array]] = {}
@@ -126,6 +117,19 @@ def extract(
     if not given:
         raise CheckpointError("it equals its base", where=tuned.name, fix="give a fine-tune of this base")
     return Extraction(Update.from_arrays(given, base=base, added=change.added), tuple(tensors), tuned, base)
+
+
+def _check(rank: int | None, energy: float | None) -> None:
+    if (rank is None) == (energy is None):
+        raise OptionError(
+            "one of rank and energy is needed", where="extract", fix="give --rank R or --energy 0.99"
+        )
+    if rank is not None and rank < 1:
+        raise OptionError(f"a rank of {rank} keeps nothing", where="--rank", fix="give 1 or more")
+    if energy is not None and not 0 < energy <= 1:
+        raise OptionError(
+            f"{energy:g} is no share", where="--energy", fix="give a number above 0 and at most 1"
+        )
 
 
 def _kept_whole(change: Update, base: Checkpoint) -> dict[str, str]:
