@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transship.atomic import atomic_folder
-from transship.checkpoints.card import ModelCard, as_json
+from transship.checkpoints.card import ModelCard, as_json, public_name
 from transship.checkpoints.checkpoint import Checkpoint, Layout
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
 from transship.checkpoints.renaming import empty_model, names_in_memory
@@ -201,7 +201,7 @@ def _config(
     return {
         "peft_type": "LORA",
         "task_type": task_type or _task(base),
-        "base_model_name_or_path": base.name if base is not None else None,
+        "base_model_name_or_path": public_name(base.name) if base is not None else None,
         "inference_mode": True,
         "r": common,
         "lora_alpha": common,
