@@ -20,6 +20,16 @@ def test_two_writers_of_one_folder_take_turns_and_lose_no_row(tmp_path: Path):
         np.testing.assert_array_equal(rows.many(names), ROWS)
 
 
+def test_a_kill_between_the_first_vector_and_its_id_leaves_a_folder_that_opens(tmp_path: Path):
+    rows = FolderRows(tmp_path / "new", "model")
+    rows.add(["a"], ROWS[:1])
+    rows.ids.unlink()
+    opened = FolderRows(tmp_path / "new", "model")
+    assert len(opened) == 0
+    opened.add(["b"], ROWS[1:2])
+    np.testing.assert_array_equal(FolderRows(tmp_path / "new").many(["b"]), ROWS[1:2])
+
+
 def test_what_a_full_disk_left_of_a_row_does_not_shift_the_next(tmp_path: Path):
     rows = FolderRows(tmp_path / "new", "model")
     rows.add(["a"], ROWS[:1])

@@ -265,9 +265,9 @@ class FolderRows(MemoryRows):
                 where=str(self.folder),
                 fix="remove the folder: its rows are embedded again as they are used",
             )
-        if ids or size:
-            os.truncate(self.vectors, len(ids) * self.width * 4)
-            os.truncate(self.ids, len(whole))
+        for file, length in ((self.vectors, len(ids) * self.width * 4), (self.ids, len(whole))):
+            if file.is_file():  # a kill may have come before the first of them
+                os.truncate(file, length)
         self.known, self.sizes = {}, self._sizes()
         self._note(ids)
         self._map()
