@@ -347,7 +347,12 @@ def read_parquet(data: bytes, folder: Path) -> None:
     read_rows(data, folder, "x.parquet")
 
 
-@target("parquet-store", parquet_files)
+def parquet_stores(folder: Path) -> list[bytes]:
+    files = parquet_files(folder)
+    return [*files[1:], files[0]]  # one with vectors first
+
+
+@target("parquet-store", parquet_stores)
 def read_parquet_store(data: bytes, folder: Path) -> None:
     read_store(data, folder, "s.parquet")
 
