@@ -111,7 +111,7 @@ def choose(
     else:
         name, chosen = method_name(type(method)), method
     if finish == "auto":
-        finish = "none"  # measured: 0.3 points of eight picture tasks, for some hundred times the cost
+        finish = "none"  # some hundred times the cost of a merge: who wants it asks for it
     _check_finish(finish, kept=kept)
     kinds = head_kinds(heads, kept=kept)
     if finish != "none":
