@@ -109,7 +109,7 @@ def families(inputs: Path) -> dict[str, Family]:
     }
     merge = "merge run @recipe-{}.yaml out --force"
     start = "merge start out --base @a --method average"
-    adding = "merge add out @tuned"
+    adding = "merge add out @tuned --data @seen.npz"
     embed = "translate embed --model @encoder @texts.parquet out.parquet --force"
     predict = "adapt predict @adapted @waves.parquet --out out.csv --force"
     compare = "compare @a @same --data @plain.npy --inputs 20 --report out.html --force"
@@ -118,7 +118,7 @@ def families(inputs: Path) -> dict[str, Family]:
         "merge run": Family(words(merge.format(0)), words(merge.format(1))),
         "merge start": Family(words(f"{start} --force"), words(start.replace("average", "task-arithmetic"))),
         "merge add": Family(words(adding), words(start), once=True),
-        "merge remove": Family(words("merge remove out @tuned"), words(start), (words(adding),), once=True),
+        "merge remove": Family(words("merge remove out @tuned --data @seen.npz"), words(start), (words(adding),), once=True),
         "translate fit": Family(
             words("translate fit @old.parquet @new.parquet out --method ridge --force"),
             words("translate fit @old.parquet @new.parquet out --method procrustes --force"),
@@ -135,7 +135,7 @@ def families(inputs: Path) -> dict[str, Family]:
             ["adapt", "fit", "out", *adapting(inputs, 3), "--force"],
         ),
         "adapt predict": Family(words(predict), words(predict + " --split test")),
-        "compare": Family(words(compare), words(compare.replace("20", "10"))),
+        "compare": Family(words(compare)),
     }  # fmt: skip
 
 
@@ -164,7 +164,12 @@ def content(work: Path) -> Any:
         return ["lance", _lance(work / "db")]
     if (work / "out" / "vectors.f32").exists() or (work / "out" / "about.json").exists():
         return _moved(work / "out")
-    files = [(str(out.relative_to(work)), where, file) for out in outs for where, file in pin.files(out)]
+    files = [
+        (str(out.relative_to(work)), where, file)
+        for out in outs
+        for where, file in pin.files(out)
+        if ".transship-" not in where
+    ]
     pages = sorted(out.name for out in outs if out.suffix == ".html")
     return [
         [out, where, pin.digest(file, work)] for out, where, file in files if file.suffix != ".html"
