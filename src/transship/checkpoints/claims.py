@@ -18,7 +18,7 @@ _COUNTS = re.compile(r"layers?$|blocks?$|depths?$|stages?$|towers?$|^n_layer")
 # how long a side of a tensor is, or a list of names
 _SIDES = re.compile(r"size|dim|width|channels|hidden|labels|experts|heads|vocab|d_model|d_ff|n_embd|n_head")
 # numbers that nothing is built by
-_FREE = re.compile(r"theta|base|seed|freq|scal|limit|factor")
+_FREE = re.compile(r"theta|base|seed|freq|scal|limit|factor|clip|_value$")
 _FEW, _MANY, _MOST = 64, 1 << 20, 1 << 24
 # attention that comes with torch and transformers; all others are fetched from the hub
 _OWN_ATTENTION = {"eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm", None}
