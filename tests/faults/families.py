@@ -118,7 +118,9 @@ def families(inputs: Path) -> dict[str, Family]:
         "merge run": Family(words(merge.format(0)), words(merge.format(1))),
         "merge start": Family(words(f"{start} --force"), words(start.replace("average", "task-arithmetic"))),
         "merge add": Family(words(adding), words(start), once=True),
-        "merge remove": Family(words("merge remove out @tuned --data @seen.npz"), words(start), (words(adding),), once=True),
+        "merge remove": Family(
+            words("merge remove out @tuned --data @seen.npz"), words(start), (words(adding),), once=True
+        ),
         "translate fit": Family(
             words("translate fit @old.parquet @new.parquet out --method ridge --force"),
             words("translate fit @old.parquet @new.parquet out --method procrustes --force"),
