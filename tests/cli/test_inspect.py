@@ -2,6 +2,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -114,3 +117,24 @@ def test_every_local_model_shows_its_sites(models_dir: Path, name: str, family: 
     found = json.loads(run("inspect", models_dir / name, "--json").stdout)
     assert found["settings"]["family"] == family
     assert sum(site["role"] == "attention.query" for site in found["sites"]) == query
+
+
+def test_what_verbs_write_and_read_says_what_it_is(tmp_path: Path):
+    rows = np.random.default_rng(0).normal(size=(20, 8)).astype(np.float32)
+    table = pa.table({"id": [str(n) for n in range(20)], "vector": list(map(list, rows))})
+    pq.write_table(table, tmp_path / "store.parquet")
+    np.save(tmp_path / "store.npy", rows)
+    (tmp_path / "result.json").write_text('{"map": "m", "chosen": "ridge"}')
+    (tmp_path / "recipe.yaml").write_text("merge_method: linear")
+    (tmp_path / "texts.jsonl").write_text('{"text": "a", "label": 0}\n{"text": "b", "label": 1}')
+    (tmp_path / "tables" / "docs.lance").mkdir(parents=True)
+    for name, words in {
+        "store.parquet": "a store of 20 vectors, 8 wide",
+        "store.npy": "a store of 20 vectors, 8 wide",
+        "result.json": "it holds map, chosen",
+        "recipe.yaml": "a recipe; see `transship merge plan",
+        "texts.jsonl": "2 rows of text\nlabels of 2 classes",
+        "tables": f"a folder of LanceDB tables\n{tmp_path}/tables/docs.lance",
+    }.items():
+        assert words in run("inspect", tmp_path / name).output
+    assert json.loads(run("inspect", tmp_path / "store.npy", "--json").stdout)["rows"] == 20

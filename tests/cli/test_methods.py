@@ -20,4 +20,13 @@ def test_people_see_parameters_with_their_defaults(verb: str):
     for card in registry.describe_all([verb]):
         assert f"{card.verb} --method {card.name}" in text
         for parameter in card.parameters:
-            assert f"{parameter.name}: {parameter.type} = {parameter.default}" in text
+            rest = f": {parameter.type} = {parameter.default}"
+            spelled = parameter.name.replace("-", "_")  # as recipes have it
+            assert f"{parameter.name}{rest}" in text or (verb == "merge" and f"{spelled}{rest}" in text)
+
+
+def test_what_recipes_can_name_is_shown_as_they_spell_it():
+    text = CliRunner().invoke(group, ["methods", "merge"]).output
+    assert "merge --method dare-ties, in recipes merge_method: dare_ties" in text
+    assert "    learning_rate: " in text
+    assert "in recipes" not in CliRunner().invoke(group, ["methods", "transport"]).output

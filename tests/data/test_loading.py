@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +123,66 @@ def test_opening_a_name_twice_gives_the_same_fingerprint(tmp_path: Path):
     (tmp_path / "a.csv").write_text("text,label\nx,1\ny,0\n")
     (tmp_path / "a.jsonl").write_text('{"text": "x", "label": 1}\n{"text": "y", "label": 0}\n')
     assert data.load(tmp_path / "a.csv").fingerprint() == data.load(tmp_path / "a.jsonl").fingerprint()
+
+
+def waves(path: Path, *, separator: str, header: str = "", label: str = "{}") -> Path:
+    """Write five series of 12 values with their label first, as the UCR archive has them."""
+    rows = np.sin(np.outer(1 + np.arange(5), np.arange(12))).round(4)
+    lines = [
+        separator.join([label.format(row % 2 + 1), *map(str, values)]) for row, values in enumerate(rows)
+    ]
+    path.write_text("\n".join([*([header] if header else []), *lines]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("a_TRAIN.tsv", {"separator": "\t"}, "column 1 is read as the label, columns 2 to 13 as a series"),
+        ("a.csv", {"separator": ",", "label": "{}.0000000e+00"}, "column 1 is read as the label"),
+        (
+            "wide.csv",
+            {"separator": ",", "header": "label," + ",".join(f"t{n}" for n in range(1, 13))},
+            "the columns t1 to t12 are read as a series",
+        ),
+    ],
+)
+def test_wide_tables_of_numbers_are_series_and_the_guess_is_said(
+    name: str, options: dict[str, str], said: str, tmp_path: Path, caplog
+):
+    rows = data.load(waves(tmp_path / name, **options))
+    assert rows.kind == "series"
+    assert np.asarray(rows.inputs).shape == (5, 12)
+    np.testing.assert_allclose(np.asarray(rows.inputs)[1], np.sin(2 * np.arange(12)), atol=1e-4)
+    assert [rows.label_names[label] for label in rows.labels] == ["1", "2", "1", "2", "1"]
+    assert said in caplog.text
+
+
+def test_a_folder_of_the_ucr_archive_has_its_splits(tmp_path: Path):
+    for part in ("TRAIN", "TEST"):
+        waves(tmp_path / f"Wave_{part}.tsv", separator="\t")
+    assert data.load(tmp_path).split_sizes == {"train": 5, "test": 5}
+
+
+def test_numbers_alone_are_a_series_and_a_header_of_numbers_is_a_header(tmp_path: Path):
+    (tmp_path / "plain.csv").write_text("0.5,1.5,2.5\n1.5,2.5,3.5\n")
+    rows = data.load(tmp_path / "plain.csv")
+    assert (rows.kind, np.asarray(rows.inputs).shape, rows.labels) == ("series", (2, 3), None)
+    (tmp_path / "pandas.csv").write_text("0,1,2\n1.5,2.5,3.5\n")
+    assert np.asarray(data.load(tmp_path / "pandas.csv").inputs).tolist() == [[1.5, 2.5, 3.5]]
+
+
+def test_several_text_columns_are_joined(tmp_path: Path):
+    rows = [
+        {"title": "Ships", "text": "They sail."},
+        {"title": "", "text": "Birds fly."},
+        {"title": "End", "text": None},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert list(data.text(tmp_path / "a.jsonl", column="title,text").inputs) == [
+        "Ships They sail.",
+        "Birds fly.",
+        "End",
+    ]
+    with pytest.raises(DataError, match="there is no column 'body'"):
+        data.text(tmp_path / "a.jsonl", column="title,body")

@@ -96,6 +96,7 @@ class ModelCard:
         inputs: everything that went in.
         metrics: measured quality, by name.
         library: the hub's `library_name`: `transformers` or `peft`.
+        recipe: the YAML that it was made by, where there is one.
     """
 
     title: str
@@ -109,6 +110,7 @@ class ModelCard:
     seed: int | None = None
     library: str = "transformers"
     versions: Mapping[str, str] = field(default_factory=versions)
+    recipe: str = ""
 
     def __post_init__(self) -> None:
         """Leave out where things lie on this machine."""
@@ -126,6 +128,7 @@ class ModelCard:
             lines += [_with_code(note), ""]
         sentence = f"Made with transship, verb {plain_text(self.verb)}, method {plain_text(self.method)}"
         lines += [sentence + (f", seed {self.seed}." if self.seed is not None else "."), ""]
+        lines += _block(self.recipe)
         lines += _table("Inputs", ("role", "name", "SHA-256"), [_row(given) for given in self.inputs])
         lines += _table("Parameters", ("name", "value"), list(self.parameters.items()))
         lines += _table("Measured", ("name", "value"), list(self.metrics.items()))
@@ -140,6 +143,7 @@ class ModelCard:
             "verb": self.verb,
             "method": self.method,
             "parameters": _plain(self.parameters),
+            **({"recipe": self.recipe} if self.recipe else {}),
             "inputs": [
                 {"role": given.role, "name": given.name, "sha256": given.fingerprint} for given in self.inputs
             ],
@@ -186,6 +190,14 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]
     lines = [f"## {title}", "", "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     lines += ["| " + " | ".join(plain_text(cell) for cell in row) + " |" for row in rows]
     return [*lines, ""]
+
+
+def _block(recipe: str) -> list[str]:
+    """Return YAML in a fence that is longer than any in it."""
+    if not recipe:
+        return []
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", recipe)), default=0))
+    return ["## Recipe", "", f"{fence}yaml", recipe.rstrip("\n"), fence, ""]
 
 
 def _quoted(value: str | list[str]) -> str:

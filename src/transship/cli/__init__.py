@@ -211,8 +211,8 @@ def _at_home(word: str) -> str:
 
 def _what_is_kept(stop: BaseException) -> str:
     """Return what an interrupted command leaves: its notes, or that there is nothing."""
-    told = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click puts an Abort around Ctrl-C
-    return "; ".join(getattr(told, "__notes__", ())) or "nothing half-written was left"
+    cause = stop.__cause__ if isinstance(stop, click.Abort) else stop  # click puts an Abort around Ctrl-C
+    return "; ".join(getattr(cause, "__notes__", ())) or "nothing half-written was left"
 
 
 def _check_text(words: list[str]) -> None:

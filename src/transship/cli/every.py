@@ -20,6 +20,7 @@ from transship.progress import duration
 _LOG = logging.getLogger("transship.cli")
 LOGGERS = ("transship", "transship_suites")
 _TALK = "transship.cli.talk"  # in the context: what the user asked for
+_WARNS = "transship.cli.warns"  # likewise: who tells warnings where nobody asked for a log
 
 
 def equip(command: click.Command) -> click.Command:
@@ -49,14 +50,21 @@ def equip(command: click.Command) -> click.Command:
 
 
 def _verbose(context: click.Context, option: click.Parameter, count: int) -> None:
-    """Show the log of the library while the command runs."""
+    """Show the log of the library while the command runs; without -v what it warns of, such as a guess."""
+    program = context.find_root()
     if not count:
+        if _WARNS not in program.meta:
+            program.meta[_WARNS] = _Warnings(logging.WARNING)
+            logging.getLogger("transship.data").addHandler(program.meta[_WARNS])
+            forget = partial(logging.getLogger("transship.data").removeHandler, program.meta[_WARNS])
+            program.call_on_close(forget)
         return
     _either(context, "verbose")
+    if _WARNS in program.meta:
+        logging.getLogger("transship.data").removeHandler(program.meta[_WARNS])
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines())
     # the program's context: a command whose options are refused is never closed
-    program = context.find_root()
     for logger in map(logging.getLogger, LOGGERS):
         program.call_on_close(partial(logger.setLevel, logger.level))
         program.call_on_close(partial(logger.removeHandler, handler))
@@ -73,6 +81,13 @@ def _account(begun: float) -> None:
 
     most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _LOG.info("took %s and at most %s of memory", duration(time.monotonic() - begun), format_bytes(most))
+
+
+class _Warnings(logging.Handler):
+    """Tells what a reader of data warns of, on whatever is standard error then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"note: {printable(record.getMessage())}", err=True)
 
 
 class _Lines(logging.Formatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ import click
 
 from transship import activations, checkpoints, data
 from transship.cli.options import memory_option, model_options, show
+from transship.errors import TransshipError
 from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
-from transship.outside import complete
+from transship.outside import complete, read_json
 from transship.report import Column, Facts, Page, Section, Table
 from transship.verbs import adapt, translate
 
@@ -45,14 +47,17 @@ def command(
                     page = describe_artifact(Path(path))
                 show(page, as_json=as_json)
                 return
+        if (other := _other(Path(path).expanduser(), path)) is not None:
+            show(other, as_json=as_json)
+            return
     with checkpoints.open(data.local_model(path), **allowed) as checkpoint:
         if base is not None:
             MemoryBudget.parse(memory, INTERPRETER).require(_update_bytes(checkpoint), f"what {path} changed")
         description = dataclasses.replace(checkpoints.describe(checkpoint), name=path)
         further: list[Section] = []
         if base is not None:
-            with checkpoints.open(data.local_model(base), **allowed) as other:
-                further.append(_update_section(_update_rows(other, checkpoint), base))
+            with checkpoints.open(data.local_model(base), **allowed) as original:
+                further.append(_update_section(_update_rows(original, checkpoint), base))
         elif description.kind == "checkpoint":
             sites = activations.checkpoint_sites(checkpoint)
             further.append(_sites_section(sites, whole=all_sites))
@@ -166,6 +171,73 @@ def _adapted(folder: Path) -> Page:
     lines += [f"raw {row['name']}: {row['validation']:.4f}" for row in about.get("baselines", [])]
     lines += [f"test {metric} of {name}: {value:.4f}" for name, value in about.get("test", {}).items()]
     return _artifact(facts, lines + ([about["advice"]] if about.get("advice") else []))
+
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_TABLES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".npz")
+
+
+def _other(place: Path, path: str) -> Page | None:
+    """Return what a file or folder is that holds no weights: a store, a result's JSON, rows, or None."""
+    ending = place.suffix.lower()
+    if place.is_dir():
+        return _folder(place, path)
+    if not place.is_file() or ending in _WEIGHTS:
+        return None
+    if ending == ".json":
+        return _json(place, path)
+    if ending in (".yaml", ".yml"):
+        return _artifact({"kind": "recipe"}, [f"{path}: a recipe; see `transship merge plan {path}`"])
+    if ending in (".npy", ".faiss", ".index"):
+        return _store(path)
+    if ending in _TABLES:
+        with contextlib.suppress(TransshipError):
+            if ending == ".parquet":
+                return _store(path)
+        return _rows(path)
+    return None
+
+
+def _folder(place: Path, path: str) -> Page | None:
+    if any(place.glob("*.safetensors")) or (place / "config.json").exists():
+        return None
+    tables = [f"{path}/{table.name}" for table in sorted(place.glob("*.lance"))]
+    if tables:
+        facts = {"kind": "lance", "tables": tables}
+        return _artifact(facts, [f"{path}: a folder of LanceDB tables", *tables])
+    if place.suffix.lower() == ".lance" or any(place.rglob("*.parquet")):
+        return _store(path)
+    return _rows(path) if any(file.suffix.lower() in _TABLES for file in place.iterdir()) else None
+
+
+def _store(path: str) -> Page:
+    source = translate.open_source(path)
+    rows, width, stamp = source.rows, source.width, source.stamp
+    source.close()
+    facts = {"kind": "store", "rows": rows, "width": width, "stamp": dataclasses.asdict(stamp)}
+    lines = [f"{path}: a store of {rows:,} vectors, {width} wide"]
+    lines += [f"of the model {stamp.model}"] if stamp.model else []
+    lines += [f"translated by the map {stamp.map[:8]}"] if stamp.map else []
+    return _artifact(facts, lines)
+
+
+def _rows(path: str) -> Page:
+    rows = data.load(path)
+    about = f"{path}: {len(rows):,} rows of {rows.kind}"
+    labels = "no labels" if rows.labels is None else f"labels of {rows.classes or 'numeric'} classes"
+    facts = {"kind": "data", "rows": len(rows), "inputs": rows.kind, "classes": rows.classes}
+    sizes = ", ".join(f"{count:,} {split}" for split, count in rows.split_sizes.items())
+    return _artifact(facts, [about, labels, *([f"splits: {sizes}"] if sizes else [])])
+
+
+def _json(place: Path, path: str) -> Page | None:
+    content = read_json(place)
+    if content.get("format") or "metadata" in content:
+        return None
+    title = f", '{content['title']}'" if isinstance(content.get("title"), str) else ""
+    names = ", ".join(list(content)[:12])
+    facts = {"kind": "json", "names": list(content)}
+    return _artifact(facts, [f"{path}: JSON{title}, such as --json prints", f"it holds {names}"])
 
 
 def _fusion(folder: Path) -> Page:

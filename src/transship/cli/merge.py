@@ -22,6 +22,7 @@ from transship.cli.options import (
     show,
     writing,
 )
+from transship.errors import OptionError
 from transship.numerics import MemoryBudget
 from transship.progress import Bars
 from transship.verbs.merge.settings import (
@@ -40,6 +41,50 @@ RECIPE = click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path
 OUT = click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 NEW = click.argument("out", type=click.Path(path_type=Path))
 OPENING = ("device", "device_map", "trust_remote_code", "allow_pickle")
+
+
+# options of mergekit-yaml that have no meaning here → what there is instead; with a star they take a value
+MERGEKIT = {
+    "--lora-merge-cache*": "adapters are added from their factors while they are read, so there is no cache",
+    "--lora-merge-dtype*": "adapters are added in float32",
+    "--transformers-cache*": "set HF_HOME to move the hub's cache",
+    "--random-seed*": "use --seed",
+    "--num-threads*": "use --jobs",
+    "--lazy-unpickle": "tensors are always read one at a time; --allow-pickle opens .bin files",
+    "--low-cpu-memory": "use --memory SIZE to bound the memory",
+    "--read-to-gpu": "tensors are merged on the processor",
+    "--multi-gpu": "tensors are merged on the processor; use --device-map where data is read",
+    "--gpu-rich": "tensors are merged on the processor; use --device where data is read",
+    "--clone-tensors": "tied tensors are written once",
+    "--async-write": "use --jobs: the writer does not wait for the threads that merge",
+    "--safe-serialization": "weights are always written as safetensors",
+}
+
+
+def _mergekit_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of mergekit-yaml: under their names where they mean something, else hidden."""
+    for flag in reversed(MERGEKIT):
+        name = flag.rstrip("*")
+        function = click.option(name, is_flag=not flag.endswith("*"), default=None, hidden=True)(function)
+    both = {"copy-tokenizer": "Write the tokenizer's files.", "write-model-card": "Write README.md."}
+    for name, text in both.items():
+        function = click.option(f"--{name}/--no-{name}", default=True, show_default=True, help=text)(function)
+    function = click.option("--cuda", is_flag=True, help="The same as --device cuda.")(function)
+    crimes = "Merge what does not belong together, with a warning: `compatibility: warn`."
+    return click.option("--allow-crimes", is_flag=True, help=crimes)(function)
+
+
+def _take_mergekit(settings: dict[str, Any]) -> str | None:
+    """Take mergekit's options out of what was given, say what has a counterpart; return the compatibility."""
+    for flag, instead in MERGEKIT.items():
+        name = flag.rstrip("*")
+        if settings.pop(name.removeprefix("--").replace("-", "_")) not in (None, False):
+            if instead.startswith("use --"):
+                raise OptionError("it has another name here", where=name, fix=instead)
+            click.echo(f"note: {name} does nothing here: {instead}", err=True)
+    if settings.pop("cuda"):
+        settings["device"] = "cuda"
+    return "warn" if settings.pop("allow_crimes") else None
 
 
 @click.group("merge", epilog="Example: transship merge run recipe.yaml merged")
@@ -72,6 +117,7 @@ def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: 
 @settings_options(PlanSettings, only=["seed"])
 @settings_options(RunSettings)
 @settings_options(PlanSettings, only=["allow_pickle"])
+@_mergekit_options
 @output_options
 def run_command(
     recipe: Path,
@@ -88,7 +134,8 @@ def run_command(
     The model goes to the folder OUT. Recipes are written as mergekit documents them; docs/from-mergekit.md
     lists what differs.
     """
-    merge = ts.merge(recipe, seed=seed, allow_pickle=allow_pickle)
+    compatibility = _take_mergekit(settings)
+    merge = ts.merge(recipe, seed=seed, allow_pickle=allow_pickle, compatibility=compatibility)
     merge.check(**settings)
     click.echo(ts.report.terminal.render(merge.plan.page()), err=True)
     with writing(out):

@@ -26,11 +26,14 @@ def command(verb: str | None, memory: str | None, as_json: bool) -> None:
     if as_json:
         print_json([dataclasses.asdict(card) for card in cards])
         return
+    recipes = registry.method_names("merge", "merge")  # what recipes can name, spelled as they spell it
     for card in cards:
-        name = printable(f"{card.verb} --method {card.name}")
+        spelled = card.verb == "merge" and card.name in recipes
+        recipe = f", in recipes merge_method: {card.name.replace('-', '_')}" if spelled else ""
+        name = printable(f"{card.verb} --method {card.name}{recipe}")
         click.echo(f"{click.style(name, bold=True)}  {card.summary}")
         if card.paper:
             click.echo(f"    paper: {card.paper}")
         for parameter in card.parameters:
-            line = f"    {parameter.name}: {parameter.type} = {parameter.default}  {parameter.help}"
-            click.echo(line)
+            called = parameter.name.replace("-", "_") if spelled else parameter.name
+            click.echo(f"    {called}: {parameter.type} = {parameter.default}  {parameter.help}")

@@ -174,7 +174,7 @@ def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
 @click.argument("texts")
 @click.argument("target", metavar="OUT")
 @click.option("--model", required=True, help="A folder, a known name or a hub id of an encoder.")
-@click.option("--column", help="The column of the texts, where its name is unusual.")
+@click.option("--column", help="The column of the texts; several as title,text are joined.")
 @click.option("--id-column", help="The column of the ids, where its name is unusual.")
 @settings_options(EncoderSettings)
 @force_option

@@ -22,7 +22,7 @@ from transship.data.labels import (
     need_column,
 )
 from transship.data.locate import NUMBERS, TABLES, data_files, hub_table, is_hub_id, missing_data
-from transship.data.numbers import NumberKind, checked, numbers_of_file, numbers_of_table
+from transship.data.numbers import NumberKind, checked, numbers_of_file, numbers_of_table, wide_kind
 from transship.data.pictures import (
     IMAGE_SUFFIXES,
     Mode,
@@ -60,7 +60,7 @@ def text(
 
     Args:
         reference: a path, a name in the data folders, or a hub id `owner/name[@revision]`.
-        column: the text column, where its name is unusual.
+        column: the text column, where its name is unusual; several as `title,text` are joined by a space.
         label: the label column; False reads none.
         pair: the second text column; False reads only the first of two.
         reading: `id`, `split` (keep one), `split_column`, `name`, `config` (of a hub data set).
@@ -213,7 +213,7 @@ def guess_kind(table: DataTable, options: Options) -> Kind:
     if find_pair(table.names) is not None or names & set(USUAL["text"]):
         return "text"
     kinds = {_kind_of_column(table, name) for name in table.names}
-    return "array" if kinds & {"array"} else "text"
+    return wide_kind(table, options) or ("array" if kinds & {"array"} else "text")
 
 
 def _kind_of_column(table: DataTable, name: str) -> Kind:
@@ -287,12 +287,29 @@ def _is_pair(row: Any) -> bool:
 
 def text_of_table(table: DataTable, options: Options, name: str) -> Dataset:
     """Return the texts of a table, or the pairs when it has two text columns and one is not named alone."""
+    if options.column and options.column not in table.names and "," in options.column:
+        return _joined_text(table, options, name)
     first, second = _columns(table, options)
     rows = ArrowRows(_strings(table, first))
     if second is None:
         return assemble(table, rows, "text", options, used=[first], name=name)
     pairs = PairRows(rows, ArrowRows(_strings(table, second)))
     return assemble(table, pairs, "pair", options, used=[first, second], name=name)
+
+
+def _joined_text(table: DataTable, options: Options, name: str) -> Dataset:
+    """Return texts of several columns, such as `title,text`, one after the other; empty ones are left out."""
+    used = [
+        need_column("text", table.names, part.strip(), where=table.source)
+        for part in str(options.column).split(",")
+    ]
+    parts = [table.column(column).to_pylist() for column in used]
+    texts = [" ".join(str(part).strip() for part in row if part) for row in zip(*parts, strict=True)]
+    empty = next((row for row, text in enumerate(texts, 1) if not text), None)
+    if empty is not None:
+        what = f"row {empty} has no text in {' and '.join(used)}"
+        raise DataError(what, where=table.source, fix="fill in or drop those rows")
+    return assemble(table, texts, "text", options, used=used, name=name)
 
 
 def _columns(table: DataTable, options: Options) -> tuple[str, str | None]:

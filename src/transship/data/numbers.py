@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +27,7 @@ from transship.errors import DataError, TransshipError
 from transship.numerics import chunks
 from transship.outside import require_room
 
+_log = logging.getLogger(__name__)
 NumberKind = Literal["array", "series", "vector"]
 _DIMENSIONS = {"vector": (2, 2), "series": (2, 3), "array": (1, 8)}
 _SHAPES = {
@@ -159,17 +162,32 @@ def _list_column(table: DataTable, kind: NumberKind, options: Options) -> str | 
     return lists[0] if lists else None
 
 
+def wide_kind(table: DataTable, options: Options) -> Literal["series", "array"] | None:
+    """Return what a table is of which every column beside labels, ids and splits holds numbers, if it is one.
+
+    Columns that are numbered one after the other, such as t1 … t251, are a series.
+    """
+    if len(table.names) < 3 or not any(_is_number(table, name) for name in table.names[:3]):
+        return None
+    used = _numeric_columns(table, options)
+    beside = len(_beside(table, options))
+    if len(used) < 3 or len(used) + beside < len(table.names):
+        return None
+    ends = [re.fullmatch(r"(\D*)(\d+)", name) for name in used]
+    numbers = [int(end[2]) for end in ends if end is not None]
+    stems = {end[1] for end in ends if end is not None}
+    if len(numbers) < len(used) or len(stems) > 1 or np.any(np.diff(numbers) != 1):
+        return "array"
+    _log.warning("%s: the columns %s to %s are read as a series", table.source, used[0], used[-1])
+    return "series"
+
+
+def _is_number(table: DataTable, name: str) -> bool:
+    return _reads_as_number(table.column(name))
+
+
 def _numeric_columns(table: DataTable, options: Options) -> list[str]:
-    where = table.source
-    label = (
-        None if options.label is False else find_column("label", table.names, options.label, where=where)
-    ) or find_column("label_name", table.names, None, where=where)
-    beside = {
-        label,
-        find_column("label_name", table.names, None, where=where),
-        find_column("id", table.names, options.id, where=where),
-        find_column("split", table.names, options.split_column, where=where),
-    }
+    where, beside = table.source, _beside(table, options)
     used = [name for name in table.names if name not in beside and _reads_as_number(table.column(name))]
     if not used:
         raise DataError(
@@ -178,6 +196,19 @@ def _numeric_columns(table: DataTable, options: Options) -> list[str]:
             fix="name a column with column=",
         )
     return used
+
+
+def _beside(table: DataTable, options: Options) -> set[str]:
+    """Return the columns of labels, their names, ids and splits."""
+    names, where = table.names, table.source
+    label = None if options.label is False else find_column("label", names, options.label, where=where)
+    columns = {
+        label,
+        find_column("label_name", names, None, where=where),
+        find_column("id", names, options.id, where=where),
+        find_column("split", names, options.split_column, where=where),
+    }
+    return {name for name in columns if name is not None}
 
 
 def _finite_column(table: DataTable, name: str) -> NDArray[np.float64]:

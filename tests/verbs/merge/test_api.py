@@ -237,7 +237,7 @@ def test_the_card_names_the_inputs_and_their_fingerprints(toys: Make, tmp_path: 
     provenance = json.loads((out / "transship.json").read_text())
     assert [one["name"] for one in provenance["inputs"]] == ["a", "b", "base"]
     assert len({one["sha256"] for one in provenance["inputs"]}) == 3
-    assert "ties" in provenance["parameters"]["recipe"]
+    assert "ties" in provenance["recipe"]
 
 
 def test_the_report_shows_every_tensor(toys: Make, tmp_path: Path):

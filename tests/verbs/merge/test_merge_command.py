@@ -10,7 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from transship.cli.merge import command
+from transship.errors import OptionError
 from transship.verbs.merge.api import Merge
+from transship.verbs.merge.plan import plan
+from transship.verbs.merge.write import shard_bytes
 
 TEXT = "merge_method: linear\nmodels: [{model: a}, {model: b}]\nparameters: {weight: 0.5}\n"
 
@@ -83,3 +86,53 @@ def test_neither_command_imports_a_library_that_it_can_do_without(arguments: tup
     words = [arguments[0], "recipe.yaml", *arguments[1:]]
     done = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, check=True)
     assert json.loads(done.stderr.splitlines()[-1]) == []
+
+
+def test_options_of_mergekit_do_what_they_do_there(run):
+    options = [
+        "--out-shard-size",
+        "20",
+        "--no-copy-tokenizer",
+        "--no-write-model-card",
+        "--lora-merge-cache",
+        "x",
+    ]
+    result = run("run", "recipe.yaml", "out", *options)
+    assert result.exit_code == 0, result.output
+    assert "--lora-merge-cache does nothing here: adapters are added" in result.stderr
+    names = {path.name for path in Path("out").iterdir()}
+    assert "model.safetensors.index.json" in names
+    assert not names & {"README.md", "transship.json", "tokenizer.json"}
+    with pytest.raises(OptionError, match="--num-threads: it has another name here; use --jobs"):
+        CliRunner().invoke(command, ["run", "recipe.yaml", "b", "--num-threads", "2"], catch_exceptions=False)
+
+
+def test_crimes_are_what_the_recipe_calls_compatibility(run):
+    assert plan("recipe.yaml").recipe.compatibility == "error"
+    assert plan("recipe.yaml", compatibility="warn").recipe.compatibility == "warn"
+    assert run("run", "recipe.yaml", "out", "--allow-crimes").exit_code == 0
+
+
+def test_a_shard_is_counted_in_bytes_or_in_parameters():
+    assert shard_bytes("5GB", 200, 100) == 5_000_000_000
+    assert [shard_bytes(text, 200, 100) for text in ("5B", "1.5M", "10k")] == [
+        10_000_000_000,
+        3_000_000,
+        20_000,
+    ]
+
+
+def test_plan_shows_layers_and_the_recipes_inside(run):
+    inner = "name: inner\n" + TEXT + "---\n"
+    outer = "merge_method: passthrough\nslices:\n"
+    parts = [
+        "  - sources: [{model: inner, layer_range: [0, 2]}]\n",
+        "  - sources: [{model: a, layer_range: [1, 2]}]\n",
+    ]
+    Path("nested.yaml").write_text(inner + outer + "".join(parts))
+    said = run("plan", "nested.yaml").stdout
+    assert "0 to 1  inner 0 to 1" in said
+    assert "2       a 1" in said
+    assert "inner  linear  a, b" in said
+    run("run", "nested.yaml", "out")
+    assert "```yaml\nname: inner\n" + TEXT in Path("out/README.md").read_text()

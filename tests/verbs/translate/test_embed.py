@@ -96,3 +96,15 @@ def test_a_target_under_a_file_is_refused_in_one_sentence(name: str, asked: list
     texts = write(tmp_path / "texts.parquet", WORDS)
     with pytest.raises(OutputError, match=r"(cannot be written to|cannot be made).*choose another place"):
         list(embedding.embed_texts("model", texts, str(tmp_path / "file" / name)))
+
+
+def test_the_longest_text_may_be_shorter_than_the_models_own_limit(minilm: Path, tmp_path: Path):
+    texts = write(tmp_path / "texts.parquet", ["ships sail", "ships sail over the sea at night"])
+    rows = {}
+    for name, most in (("cut.parquet", 4), ("whole.parquet", None)):
+        list(embedding.embed_texts(str(minilm), texts, str(tmp_path / name), max_length=most))
+        rows[name] = np.stack(pq.read_table(tmp_path / name)["vector"].to_numpy(zero_copy_only=False))
+    cut, whole = rows.values()
+    np.testing.assert_allclose(cut[0], cut[1], atol=1e-5)  # [CLS] ships sail [SEP] is what both begin with
+    np.testing.assert_allclose(cut[0], whole[0], atol=1e-5)
+    assert np.abs(cut[1] - whole[1]).max() > 0.01

@@ -23,7 +23,7 @@ from transship.verbs.merge.recipe.plan.merge import MergePlan
 from transship.verbs.merge.recipe.run.prepare import prepare
 from transship.verbs.merge.recipe.run.tensors import PreparedMerge, Tensors
 from transship.verbs.merge.settings import RunSettings
-from transship.verbs.merge.write import Writing, save_adapter, save_model, save_tasks
+from transship.verbs.merge.write import Writing, save_adapter, save_model, save_tasks, shard_bytes
 
 ROOM = 256_000_000  # bytes of finished tensors that wait for the writer where --memory does not say
 
@@ -127,7 +127,8 @@ class Merge:
         how = RunSettings(**settings)
         check_target(folder, force=force, kind="folder", reads=read_by(self.plan))
         threads(self.plan, how)
-        opening = {"device": how.device, "device_map": how.device_map, "dtype": how.dtype}
+        names = ("device", "device_map", "dtype", "trust_remote_code")
+        opening = {name: getattr(how, name) for name in names}
         prepared = prepare(self.plan, opening=opening, progress=progress)
         return apply(self.plan, prepared, folder, how, force=force, progress=progress)
 
@@ -153,15 +154,22 @@ def _named(plan: AnyPlan) -> str:
     return f"method='{facts['method']}', models={list(facts['models'])}"
 
 
-def merge(recipe: RecipeLike, *, seed: int | None = None, allow_pickle: bool = False) -> Merge:
+def merge(
+    recipe: RecipeLike,
+    *,
+    seed: int | None = None,
+    allow_pickle: bool = False,
+    compatibility: str | None = None,
+) -> Merge:
     """Read a recipe, open its models, check them, and return the merge ready to `save`.
 
     Args:
         recipe: a path, a mapping, or the text of a recipe.
         seed: takes the place of the recipe's.
         allow_pickle: also open `.bin` files, weights only.
+        compatibility: error, warn or off; takes the place of the recipe's.
     """
-    return Merge(plan(recipe, seed=seed, allow_pickle=allow_pickle))
+    return Merge(plan(recipe, seed=seed, allow_pickle=allow_pickle, compatibility=compatibility))
 
 
 def apply(
@@ -175,11 +183,13 @@ def apply(
 ) -> Merged:
     """Write what a plan makes to `folder`, which appears when it is complete."""
     jobs, room = threads(plan, settings)
-    how = Writing(force, progress, jobs, room)
     if isinstance(plan, AdapterMerge):
         if parallel.is_main():
             save_adapter(plan, folder, force)
         return Merged(plan, Path(folder))
+    shard = shard_bytes(settings.out_shard_size, plan.bytes_written, plan.facts["parameters"])
+    parts = {"tokenizer": settings.copy_tokenizer, "card": settings.write_model_card}
+    how = Writing(force, progress, jobs, room, shard, **parts)
     if parallel.is_main():  # of several processes that learn, one writes
         write = save_tasks if plan.outcome.heads else save_model
         write(Tensors(plan, prepared), folder, how)

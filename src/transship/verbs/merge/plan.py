@@ -27,17 +27,26 @@ RecipeLike = str | Path | Mapping[str, Any]
 AnyPlan = MergePlan | AdapterMerge
 
 
-def plan(recipe: RecipeLike, *, seed: int | None = None, allow_pickle: bool = False) -> AnyPlan:
+def plan(
+    recipe: RecipeLike,
+    *,
+    seed: int | None = None,
+    allow_pickle: bool = False,
+    compatibility: str | None = None,
+) -> AnyPlan:
     """Return what a recipe will do; headers, configs and tokenizers are read, weights are not.
 
     Args:
         recipe: a path, a mapping, or the text of a recipe.
         seed: takes the place of the recipe's.
         allow_pickle: also open `.bin` files, weights only.
+        compatibility: error, warn or off; takes the place of the recipe's.
     """
     recipes = load(recipe)
     if seed is not None:
         recipes = [*recipes[:-1], dataclasses.replace(recipes[-1], seed=seed)]
+    if compatibility is not None:
+        recipes = [dataclasses.replace(each, compatibility=compatibility) for each in recipes]
     return _plan_file(recipes, (), allow_pickle)
 
 
@@ -165,7 +174,7 @@ def _plan_models(recipe: Recipe, opened: Mapping[ModelReference, Model]) -> Merg
     if not outcome.steps:
         raise recipe.error("the models have no tensor in common", "check the models")
     config = output_config(recipe, models, layout, spans, outcome.steps, vocabulary)
-    return MergePlan(recipe, models, layout, outcome, config, vocabulary)
+    return MergePlan(recipe, models, layout, outcome, config, vocabulary, tuple(spans))
 
 
 def _check_scopes(recipe: Recipe) -> None:

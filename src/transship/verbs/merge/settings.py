@@ -32,6 +32,11 @@ class RunSettings:
         device: where models run.
         device_map: spread each model over devices instead: auto, or JSON of module and device.
         dtype: what models run in where data is read; float32 by default.
+        out_shard_size: the most bytes of a weight file, such as 5GB; 5B, 500M or 10K count parameters, as
+            mergekit does.
+        copy_tokenizer: write the tokenizer's files.
+        write_model_card: write README.md and transship.json.
+        trust_remote_code: run code that a model's repository carries, where data is read.
     """
 
     jobs: int = setting(1, least=1, most=1024)
@@ -39,6 +44,10 @@ class RunSettings:
     device: str = "cpu"
     device_map: str | None = setting(None, metavar="MAP")
     dtype: str | None = None
+    out_shard_size: str = setting("5GB", metavar="SIZE")
+    copy_tokenizer: bool = setting(True, absent=True)
+    write_model_card: bool = setting(True, absent=True)
+    trust_remote_code: bool = False
 
 
 _HEADS = (

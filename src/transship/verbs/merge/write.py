@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from transship.checkpoints.adapters import write_adapter
 from transship.checkpoints.card import Input, ModelCard
 from transship.checkpoints.write import TensorPlan, carried_files, with_dtype, write_checkpoint
 from transship.errors import NumericalError
+from transship.numerics import parse_bytes
 from transship.progress import Progress, quiet
 from transship.verbs.merge.recipe.plan.adapters import AdapterMerge
 from transship.verbs.merge.recipe.plan.merge import MergePlan, RecipeOutput
@@ -39,12 +41,27 @@ class Writing:
         progress: is told how many tensors are written.
         jobs: threads that make tensors ahead of the writer; 1 makes each when it is written.
         room: bytes of finished tensors that may wait for the writer.
+        shard: the most bytes of a weight file.
+        tokenizer: whether the tokenizer's files go along.
+        card: whether README.md and transship.json are written.
     """
 
     force: bool = False
     progress: Progress = quiet
     jobs: int = 1
     room: int = 0
+    shard: int = 5_000_000_000
+    tokenizer: bool = True
+    card: bool = True
+
+
+def shard_bytes(text: str, nbytes: int, parameters: int) -> int:
+    """Return the most bytes of a file from `5GB`, or from mergekit's `5B`, `500M` or `10K` parameters."""
+    counted = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB])", text.strip().upper())
+    if counted is None:
+        return max(1, parse_bytes(text))
+    number = float(counted[1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[counted[2]]
+    return max(1, round(number * nbytes / max(1, parameters)))
 
 
 class _Blame:
@@ -99,10 +116,11 @@ def save_model(tensors: Tensors, folder: str | os.PathLike[str], how: Writing) -
         written = write_checkpoint(
             folder,
             _tensor_plans(blame, plan.steps, how.progress, ahead),
-            like=_like(plan),
+            like=_like(plan) if how.tokenizer else None,
             config=plan.config,
-            card=_card(tensors),
-            files=_files(plan),
+            max_shard_size=how.shard,
+            card=_card(tensors) if how.card else None,
+            files=_files(plan, tokenizer=how.tokenizer),
             force=how.force,
         )
     how.progress("merging tensors", len(plan.steps), len(plan.steps))
@@ -179,12 +197,14 @@ def _like(plan: MergePlan) -> Checkpoint | None:
     return None if plan.carrier != plan.recipe.donor or written & donor.tied.keys() else donor
 
 
-def _files(plan: MergePlan) -> dict[str, str | bytes]:
+def _files(plan: MergePlan, *, tokenizer: bool = True) -> dict[str, str | bytes]:
     """Return the files that the recipe changes, and those of two models where `_like` is None."""
     files: dict[str, str | bytes] = {}
+    donor = carried_files(_checkpoint(plan, plan.recipe.donor))
+    places = {name: path for name, path in donor.items() if not _of_tokenizer(name)}
+    if not tokenizer:
+        return {name: path.read_bytes() for name, path in places.items() if "/" not in name}
     if _like(plan) is None:
-        donor = carried_files(_checkpoint(plan, plan.recipe.donor))
-        places = {name: path for name, path in donor.items() if not _of_tokenizer(name)}
         carried = carried_files(_checkpoint(plan, plan.carrier))
         places |= {name: path for name, path in carried.items() if _of_tokenizer(name)}
         files |= {name: path.read_bytes() for name, path in places.items() if "/" not in name}
@@ -239,8 +259,8 @@ def _card(tensors: Tensors) -> ModelCard:
         verb="merge",
         method=recipe.method.replace("_", "-"),
         summary=f"Made from several models by the recipe in recipe.yaml. {SAMPLED}",
+        recipe=recipe.text,
         parameters={
-            "recipe": json.dumps(recipe.text),
             "arithmetic": recipe.arithmetic,
             **tensors.prepared.facts(plan),
         },

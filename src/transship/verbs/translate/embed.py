@@ -85,17 +85,17 @@ class Encoder(EncoderSettings):
 
     def ready(self) -> ReadyEncoder:
         """Load the model."""
-        return ReadyEncoder(
-            self,
-            load_model(
-                str(find_model(self.model)),
-                device=self.device,
-                device_map=self.device_map,
-                dtype=self.dtype,
-                trust_remote_code=self.trust_remote_code,
-                name=self.model,
-            ),
+        model = load_model(
+            str(find_model(self.model)),
+            device=self.device,
+            device_map=self.device_map,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            name=self.model,
         )
+        if self.max_length is not None:
+            model = dataclasses.replace(model, max_length=min(self.max_length, model.max_length))
+        return ReadyEncoder(self, model)
 
     def within(self, memory: MemoryBudget, source: TextSource) -> Encoder:
         """Return the encoder with as many texts per forward pass as fit; refuse a model that does not."""
@@ -116,6 +116,7 @@ class Encoder(EncoderSettings):
     def note(self, fingerprint: str) -> str:
         """Return what names these vectors of these texts: everything that changes them."""
         text = f"{self.model}|{self.prompt}|{self.pooling}|{self.normalise}|{self.dtype}|{fingerprint}"
+        text += f"|{self.max_length}" if self.max_length is not None else ""
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

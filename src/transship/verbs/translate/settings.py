@@ -108,6 +108,7 @@ class EncoderSettings:
         pooling: The model's own by default.
         normalise: Unit length; what the model's files say by default.
         batch_size: Texts per forward pass.
+        max_length: The most tokens of a text; the model's own limit by default. What is longer is cut.
         device: Where models run.
         device_map: Spread each model over devices instead: auto, or JSON of module and device.
         dtype: The dtype the model runs in.
@@ -118,6 +119,7 @@ class EncoderSettings:
     pooling: Pooling | None = None
     normalise: bool | None = None
     batch_size: int = setting(32, least=1)
+    max_length: int | None = setting(None, least=3)
     device: str = "cpu"
     device_map: str | None = setting(None, metavar="MAP")
     dtype: str | None = None

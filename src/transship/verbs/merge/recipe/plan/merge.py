@@ -73,6 +73,7 @@ class MergePlan:
         outcome: the steps, the heads that are kept apart, and tensors that are copied or left out.
         config: the output's `config.json`.
         vocabulary: the output's words, where the recipe has a rule for them.
+        spans: which layers of the output come from which of the models.
     """
 
     recipe: Recipe
@@ -81,6 +82,7 @@ class MergePlan:
     outcome: Outcome
     config: dict[str, Any]
     vocabulary: Vocabulary | None = None
+    spans: tuple[Span, ...] = ()
 
     @property
     def inner(self) -> tuple[RecipeOutput, ...]:
@@ -198,6 +200,8 @@ class MergePlan:
         left += [[name, f"left out: not in {missing}"] for name, missing in self.outcome.dropped.items()]
         sections = [
             report.Section("", blocks),
+            *_titled("Layers", ["layers", "from"], self._layers()),
+            *_titled("Inner recipes", ["name", "method", "models"], self._inner_recipes()),
             *_titled("Tasks", ["model", "data", "head of its own"], self._tasks()),
             *_titled("Not merged", ["tensor", "why"], left),
         ]
@@ -207,6 +211,28 @@ class MergePlan:
             sections.append(report.Section("Words", [size, *([notes] if notes.rows else [])]))
         table = report.Table(["tensor", "action", "shape"], tensors)
         return [*sections, report.Section("Tensors", [table], detail=True)]
+
+    def _layers(self) -> list[list[str]]:
+        """Return which layers of which models make the output's, where the model has layers."""
+        return [
+            [
+                _range(span.module, span.offset, span.layers),
+                "; ".join(
+                    f"{each.reference} {_range(None, each.first, span.layers)}"
+                    for each in (*span.models, *([span.base] if span.base else []))
+                ),
+            ]
+            for span in self.spans
+            if span.prefix is not None
+        ]
+
+    def _inner_recipes(self) -> list[list[str]]:
+        """Return the recipes that make models of this one, and those below them."""
+        rows = []
+        for output in self.inner:
+            models = ", ".join(map(str, output.plan.models))
+            rows += [[output.label, output.plan.recipe.method, models], *output.plan._inner_recipes()]
+        return rows
 
     def _tasks(self) -> list[list[str]]:
         """Return the models that have data or keep a head, with what the recipe says of both."""
@@ -218,6 +244,12 @@ class MergePlan:
                 names = ", ".join(step.name for step in head) + how if head else ""
                 rows.append([str(reference), str(rule.path) if rule is not None else "", names])
         return rows
+
+
+def _range(module: str | None, first: int, count: int) -> str:
+    """Return layers as people count them, from 0 and with the last one."""
+    name = f"{module}: " if module not in (None, "default") else ""
+    return f"{name}{first}" if count == 1 else f"{name}{first} to {first + count - 1}"
 
 
 _MOST_TOKENS = 200  # on a page; JSON has them all
