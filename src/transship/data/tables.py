@@ -6,7 +6,6 @@ import codecs
 import csv
 import io
 import json
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transship.data.dataset import split_name
+from transship.data.headerless import column_names, has_no_header
 from transship.data.rows import ArrowRows, LazyRows, ParquetRows
 from transship.errors import DataError
 from transship.outside import require_room
@@ -21,7 +21,6 @@ from transship.outside import require_room
 _SPLIT_IN_NAME = re.compile(
     r"(?:^|[-_.])(train|training|validation|valid|val|dev|test|testing)(?=[-_.]|$)", re.I
 )
-_log = logging.getLogger(__name__)
 
 
 class DataTable(ABC):
@@ -295,8 +294,8 @@ def _unquote(field: str) -> str:
 
 
 def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> DataTable:
-    if _has_no_header(rows[0][1]):
-        rows = [(0, _numbered(file, rows)), *rows]
+    if has_no_header(rows[0][1]):
+        rows = [(0, column_names(file, rows)), *rows]
     names = [name.strip() for name in rows[0][1]]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -314,39 +313,6 @@ def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> DataT
             )
     columns = {name: [row[place] for _, row in rows[1:]] for place, name in enumerate(names)}
     return MemoryTable(str(file), columns, len(rows) - 1, folder=file.parent)
-
-
-def _has_no_header(cells: Sequence[str]) -> bool:
-    """Return whether a first line holds numbers, and not those of the columns, as pandas writes them."""
-    values = [_as_number(cell) for cell in cells]
-    if len(values) < 3 or None in values:
-        return False
-    return values not in (list(range(len(values))), list(range(1, len(values) + 1)))
-
-
-def _as_number(cell: str) -> float | None:
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
-def _numbered(file: Path, rows: Sequence[tuple[int, list[str]]]) -> list[str]:
-    """Return names for the columns of a table without a header, as the UCR archive has its series.
-
-    A first column of whole numbers is the label where other columns hold fractions; the rest is a series. The
-    labels are written as whole numbers, also those that came as 1.0000000e+00.
-    """
-    first, width = [_as_number(row[0]) for _, row in rows], len(rows[0][1])
-    fractions = any((_as_number(cell) or 0.0) % 1 for _, row in rows[:50] for cell in row[1:])
-    whole = all(value is not None and value % 1 == 0 for value in first)
-    guess = f"the {width} columns are read as a series"
-    if whole and fractions:
-        guess = f"column 1 is read as the label, columns 2 to {width} as a series"
-        for value, (_, row) in zip(first, rows, strict=True):
-            row[0] = str(int(value or 0))
-    _log.warning("%s has no header: %s of %d values", file, guess, width - (whole and fractions))
-    return [*(["label"] if whole and fractions else []), *(f"t{n}" for n in range(1, width + 1))][:width]
 
 
 def _joined(files: Sequence[Path], source: str) -> DataTable:
