@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from transship.activations.models import Batch, LoadedModel
-from transship.activations.readout import Pooling, Reading, Readout, pooled_states, sentence_encoder_settings
+from transship.activations.readout import Reading, Readout, pooled_states
+from transship.activations.sentences import Pooling, sentence_encoder_settings
 
 # (module, batch) → one row per input
 Features = Callable[[nn.Module, Any], Tensor]

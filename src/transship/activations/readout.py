@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from transship import parallel
 from transship.activations.batches import WINDOW
 from transship.activations.layout import TokenLayout
 from transship.activations.models import Batch, LoadedModel, load_model
+from transship.activations.sentences import POOLINGS, Pooling, sentence_encoder_settings, sentence_layers
 from transship.activations.sites import Site, Tap, watching
 from transship.errors import DataError, OptionError
 from transship.numerics import chunks
@@ -217,10 +217,6 @@ def _last(states: Tensor, batch: Batch) -> Tensor:
     return states[torch.arange(len(states), device=states.device), last]
 
 
-Pooling = Literal["mean", "cls", "last", "max", "none"]
-POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last", "max", "none")
-
-
 def features(
     model: Any,
     inputs: Iterable[Any],
@@ -258,6 +254,7 @@ def iter_features(
     """Yield the features window by window, in the inputs' order; a window is sorted by length inside."""
     loaded = load_model(model)
     own_pooling, own_normalise = sentence_encoder_settings(loaded.folder)
+    layers = sentence_layers(loaded.folder) if pooling is None else nn.Sequential()
     pooling = pooling if pooling is not None else own_pooling
     normalise = own_normalise if normalise is None else normalise
     if pooling is not None and pooling not in POOLINGS:
@@ -271,44 +268,13 @@ def iter_features(
         for start in range(0, len(order), batch_size):
             places = order[start : start + batch_size]
             rows = _pooled(loaded, loaded.preprocess([items[place] for place in places]), pooling)
+            with torch.inference_mode():
+                rows = layers.to(rows.device)(rows.float()) if len(layers) else rows
             rows = functional.normalize(rows, dim=1) if normalise else rows
             if window is None:
                 window = np.empty((len(items), rows.shape[1]), dtype=np.float32)
             window[places] = rows.float().cpu().numpy()
         yield window
-
-
-def sentence_encoder_settings(folder: Path | None) -> tuple[Pooling | None, bool]:
-    """Return (pooling, normalise) from the files of a sentence encoder; (None, False) without any."""
-    if folder is None or not (folder / "modules.json").is_file():
-        return None, False
-    modules = read_json(folder / "modules.json", shape=list)
-    if not all(isinstance(module, dict) for module in modules):
-        raise DataError("it lists no modules", where=str(folder / "modules.json"), fix="fetch it again")
-    normalise = any(str(module.get("type", "")).endswith(".Normalize") for module in modules)
-    for module in modules:
-        if not str(module.get("type", "")).endswith(".Pooling"):
-            continue
-        file = folder / str(module.get("path", "")) / "config.json"
-        settings = read_json(file) if file.is_file() else {}
-        names: dict[str, Pooling] = {
-            "pooling_mode_cls_token": "cls",
-            "pooling_mode_mean_tokens": "mean",
-            "pooling_mode_max_tokens": "max",
-            "pooling_mode_lasttoken": "last",
-        }
-        asked = [short for name, short in names.items() if settings.get(name)]
-        if len(asked) == 1:
-            return asked[0], normalise
-        if asked or any(
-            value is True and name.startswith("pooling_mode") for name, value in settings.items()
-        ):
-            raise OptionError(
-                "the model joins several poolings",
-                where=str(file),
-                fix=f"choose one of {', '.join(POOLINGS)}",
-            )
-    return None, normalise
 
 
 def _pooled(loaded: LoadedModel, batch: Batch, pooling: Pooling | None) -> Float[Tensor, "inputs width"]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from transship.activations.batches import longest
 from transship.activations.models import load_model
 from transship.activations.readout import features
+from transship.activations.sentences import sentence_prompt
 from transship.checkpoints.footprint import Footprint
 from transship.data import Dataset, find_model, load
 from transship.errors import DataError, OptionError
@@ -83,6 +84,31 @@ class Encoder(EncoderSettings):
 
     model: str
 
+    @functools.cached_property
+    def words(self) -> str:
+        """What stands before every text: as given, else the model's own prompt for what the texts are."""
+        if self.prompt is not None:
+            if self.purpose is not None:
+                raise OptionError(
+                    "both --prompt and --as are given", where="embed", fix="keep the one that you mean"
+                )
+            return self.prompt
+        return sentence_prompt(self._folder, self.purpose)
+
+    @property
+    def space(self) -> str:
+        """The model's name, and the words before the texts where these are not those of its documents.
+
+        Vectors with other words are of another space: a map between one pair of spaces refuses others.
+        """
+        usual = sentence_prompt(self._folder)
+        return self.model if self.words == usual else f"{self.model} after {self.words!r}"
+
+    @property
+    def _folder(self) -> Path | None:
+        folder = Path(find_model(self.model))
+        return folder if folder.is_dir() else None
+
     def ready(self) -> ReadyEncoder:
         """Load the model."""
         model = load_model(
@@ -107,7 +133,7 @@ class Encoder(EncoderSettings):
         # the texts themselves, and the vectors of a part
         texts = sum(len(text) for text in source.texts.inputs)
         fixed = model.weights + 3 * texts + 8 * PART_ROWS * model.hidden
-        tokens = longest(str(find_model(self.model)), [self.prompt + text for text in source.texts.inputs])
+        tokens = longest(str(find_model(self.model)), [self.words + text for text in source.texts.inputs])
         size = memory.rows(
             model.forward(1, tokens), fixed=fixed, most=self.batch_size, what=f"embedding with {self.model}"
         )
@@ -115,7 +141,7 @@ class Encoder(EncoderSettings):
 
     def note(self, fingerprint: str) -> str:
         """Return what names these vectors of these texts: everything that changes them."""
-        text = f"{self.model}|{self.prompt}|{self.pooling}|{self.normalise}|{self.dtype}|{fingerprint}"
+        text = f"{self.model}|{self.words}|{self.pooling}|{self.normalise}|{self.dtype}|{fingerprint}"
         text += f"|{self.max_length}" if self.max_length is not None else ""
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -132,7 +158,7 @@ class ReadyEncoder:
         encoder = self.encoder
         return features(
             self.model,
-            [encoder.prompt + text for text in texts],
+            [encoder.words + text for text in texts],
             pooling=encoder.pooling,
             normalise=encoder.normalise,
             batch_size=encoder.batch_size,
@@ -146,9 +172,7 @@ class ReadyEncoder:
         Texts are taken longest first, so that those of one pass are of a length. The file `kept` holds the
         vectors in that order, [texts so far, width] in float32; what is in it already is not embedded again.
         """
-        order = sorted(
-            range(len(texts)), key=lambda row: -self.model.length(self.encoder.prompt + texts[row])
-        )
+        order = sorted(range(len(texts)), key=lambda row: -self.model.length(self.encoder.words + texts[row]))
         rows, done = np.empty((len(texts), width), np.float32), 0
         with contextlib.ExitStack() as stack:
             file = None
@@ -201,7 +225,7 @@ def embed_texts(
         encoder = encoder.within(memory or MemoryBudget(), source)
         ready = encoder.ready()
         width = len(ready([str(source.texts.inputs[0])])[0])
-        stamp = Stamp(model, "", {}, encoder.note(source.fingerprint()))
+        stamp = Stamp(encoder.space, "", {}, encoder.note(source.fingerprint()))
         stack.enter_context(written_alone(target))
         sink = open_sink(target, source, stamp, width=width, force=force)
         stack.callback(sink.close)

@@ -99,7 +99,7 @@ class LazyIndex:
         self.translator, _ = _unpack(translator)
         self.query_map, about = _unpack(query_map)
         self.keep_mean = keep_mean if keep_mean is not None else bool(about.get("keep_mean", True))
-        self.embed = Encoder(embed).ready() if isinstance(embed, str) else embed
+        self.embed = Encoder(embed, purpose="document").ready() if isinstance(embed, str) else embed
         self.texts, self.candidates = texts, candidates
         self.model = model or (embed if isinstance(embed, str) else "")
         self.native: NewRows = open_rows(self.index, write_back, self.model)

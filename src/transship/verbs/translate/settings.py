@@ -104,7 +104,9 @@ class EncoderSettings:
     """How a model embeds texts.
 
     Attributes:
-        prompt: Words before every text, as some models want them.
+        prompt: Words before every text, instead of the model's own.
+        purpose: What the texts are: query, document, or the name of another prompt that the model has. By
+            default its default prompt, else document.
         pooling: The model's own by default.
         normalise: Unit length; what the model's files say by default.
         batch_size: Texts per forward pass.
@@ -115,7 +117,8 @@ class EncoderSettings:
         trust_remote_code: Run code that a model's repository carries.
     """
 
-    prompt: str = ""
+    prompt: str | None = None
+    purpose: str | None = setting(None, flags=("--as",), metavar="query|document|NAME")
     pooling: Pooling | None = None
     normalise: bool | None = None
     batch_size: int = setting(32, least=1)

@@ -1,0 +1,57 @@
+"""Prompts of an encoder in `embed`, and in the maps between spaces."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from transship.errors import OptionError
+from transship.verbs.translate import embed_texts
+from transship.verbs.translate.embed import Encoder
+from transship.verbs.translate.stores import open_source
+
+QUERY = "Represent this sentence for searching relevant passages: "
+
+
+@pytest.fixture
+def asymmetric(minilm: Path, tmp_path: Path) -> Path:
+    """An encoder that wants words before a query."""
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    for file in minilm.iterdir():
+        if file.name != "config_sentence_transformers.json":
+            (folder / file.name).symlink_to(file)
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": QUERY}}), "utf-8"
+    )
+    return folder
+
+
+def embedded(folder: Path, out: Path, **given: str) -> np.ndarray:
+    texts = out.parent / "texts.csv"
+    texts.write_text("id,text\n1,where do ships go\n2,a cat on a mat\n", "utf-8")
+    for _ in embed_texts(str(folder), str(texts), str(out), **given):
+        pass
+    return np.stack(pq.read_table(out).column("vector").to_numpy())
+
+
+def test_forgetting_the_prompt_changes_the_vectors(asymmetric: Path, tmp_path: Path):
+    documents = embedded(asymmetric, tmp_path / "documents.parquet")
+    queries = embedded(asymmetric, tmp_path / "queries.parquet", purpose="query")
+    by_hand = embedded(asymmetric, tmp_path / "hand.parquet", prompt=QUERY)
+    assert np.abs(queries - documents).max() > 0.01
+    np.testing.assert_array_equal(queries, by_hand)
+    with pytest.raises(OptionError, match="both --prompt and --as"):
+        embedded(asymmetric, tmp_path / "both.parquet", prompt=QUERY, purpose="query")
+
+
+def test_vectors_with_a_prompt_are_of_a_space_of_their_own(asymmetric: Path, minilm: Path, tmp_path: Path):
+    """The stamp is what a map is fitted on and what `apply` compares."""
+    embedded(asymmetric, tmp_path / "queries.parquet", purpose="query")
+    source = open_source(str(tmp_path / "queries.parquet"))
+    assert source.stamp.model == f"{asymmetric} after {QUERY!r}"
+    source.close()
+    assert Encoder(str(asymmetric), purpose="document").space == str(asymmetric)
+    assert Encoder(str(minilm), purpose="query").space == str(minilm)
