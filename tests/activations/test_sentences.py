@@ -1,6 +1,7 @@
 """Sentence encoders: prompts and trained modules, with the vectors of sentence-transformers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 
 from transship.activations import features
 from transship.activations.sentences import sentence_layers, sentence_prompt
-from transship.errors import OptionError
+from transship.errors import CheckpointError, OptionError
 
 TEXTS = ["A cat sits on the mat.", "Ships move cargo over the sea, slowly but surely.", "query", "yes"]
 BGE = {"prompts": {"query": "Represent this sentence: ", "document": ""}}
@@ -23,7 +24,7 @@ def encoder(source: Path, folder: Path, *, kinds: tuple[str, ...] = (), prompts:
     folder.mkdir()
     for file in source.iterdir():
         if file.is_file() and file.name not in ("modules.json", "README.md"):
-            (folder / file.name).symlink_to(file)
+            shutil.copyfile(file, folder / file.name)
     modules = [
         ("", "Transformer"),
         ("1_Pooling", "Pooling"),
@@ -101,4 +102,24 @@ def test_prompts_are_found_by_what_the_texts_are(tmp_path: Path):
     file.write_text(json.dumps(E5 | {"default_prompt_name": "query"}), "utf-8")
     assert sentence_prompt(tmp_path) == "query: "
     file.write_text("[]", "utf-8")
-    assert sentence_prompt(tmp_path) == ""
+    with pytest.raises(CheckpointError, match="not a JSON object"):
+        sentence_prompt(tmp_path)
+
+
+def test_a_module_outside_the_folder_is_not_read(minilm: Path, tmp_path: Path):
+    folder = encoder(minilm, tmp_path / "encoder", kinds=("Dense",))
+    (folder / "2_Dense").rename(tmp_path / "elsewhere")
+    modules = json.loads((folder / "modules.json").read_text("utf-8"))
+    modules[2]["path"] = "../elsewhere"
+    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
+    with pytest.raises(CheckpointError, match="outside the folder"):
+        sentence_layers(folder)
+
+
+def test_an_activation_that_is_none_is_refused(minilm: Path, tmp_path: Path):
+    folder = encoder(minilm, tmp_path / "encoder", kinds=("Dense",))
+    settings = folder / "2_Dense/config.json"
+    changed = json.loads(settings.read_text("utf-8")) | {"activation_function": "torch.nn.Transformer"}
+    settings.write_text(json.dumps(changed), "utf-8")
+    with pytest.raises(OptionError, match="no activation 'Transformer'"):
+        sentence_layers(folder)

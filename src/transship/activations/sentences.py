@@ -1,14 +1,15 @@
 """What the files of a sentence encoder say: its pooling, trained modules, unit length and prompts."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules import activation as activations
 
+from transship.checkpoints.links import inside
 from transship.errors import DataError, OptionError
-from transship.outside import read_json
+from transship.outside import complete, read_json
 
 Pooling = Literal["mean", "cls", "last", "max", "none"]
 POOLINGS: tuple[Pooling, ...] = ("mean", "cls", "last", "max", "none")
@@ -55,13 +56,13 @@ def sentence_layers(folder: Path | None) -> nn.Sequential:
     layers = nn.Sequential()
     if folder is None or not (folder / "modules.json").is_file():
         return layers
-    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+    for module in read_json(folder / "modules.json", shape=list):
         kind, place = str(module.get("type", "")).rpartition(".")[2], folder / str(module.get("path", ""))
         if kind in ("Transformer", "Pooling", "Normalize", "Dropout"):
             continue
         file, settings = place / "model.safetensors", place / "config.json"
         known = kind in ("Dense", "LayerNorm") and file.is_file() and settings.is_file()
-        options = json.loads(settings.read_text("utf-8")) if known else {}
+        options = read_json(settings) if known else {}
         plain = options.get("module_input_name", "sentence_embedding") == "sentence_embedding"
         if not known or not plain or options.get("use_residual"):
             raise OptionError(
@@ -69,7 +70,8 @@ def sentence_layers(folder: Path | None) -> nn.Sequential:
                 where=str(place),
                 fix="embed with sentence-transformers and give the vectors, or pass a pooling",
             )
-        layers.append(_sentence_layer(kind, load_file(file), options))
+        with complete(inside(file, folder)):
+            layers.append(_sentence_layer(kind, load_file(file), options))
     return layers.eval()
 
 
@@ -83,10 +85,11 @@ def _sentence_layer(kind: str, weights: dict[str, Tensor], settings: dict[str, A
         layer = nn.Linear(in_width, out_width, bias="linear.bias" in weights)
     layer.load_state_dict({name.rpartition(".")[2]: value.float() for name, value in weights.items()})
     name = str(settings.get("activation_function", "torch.nn.modules.linear.Identity")).rpartition(".")[2]
-    activation = getattr(nn, name, None) if kind == "Dense" else nn.Identity
-    if not (isinstance(activation, type) and issubclass(activation, nn.Module)):
+    if kind == "LayerNorm" or name == "Identity":
+        return nn.Sequential(layer, nn.Identity())
+    if name not in activations.__all__:
         raise OptionError(f"there is no activation '{name}'", where="Dense", fix="choose one of torch.nn")
-    return nn.Sequential(layer, activation())
+    return nn.Sequential(layer, getattr(activations, name)())
 
 
 # what sentence encoders call the two sides of a search, the plain word first
@@ -104,12 +107,12 @@ def sentence_prompt(folder: Path | None, name: str | None = None) -> str:
     A query or document of a model without such a prompt is read as it is.
     """
     file = folder / "config_sentence_transformers.json" if folder is not None else None
-    read = json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
-    prompts = read.get("prompts") or {} if isinstance(read, dict) else {}
+    read = read_json(file) if file is not None and file.is_file() else {}
+    prompts = read.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise OptionError("the prompts are no table of texts", where=str(file), fix="correct the file")
     if name is None:
-        name = read.get("default_prompt_name") or "document" if isinstance(read, dict) else "document"
+        name = read.get("default_prompt_name") or "document"
     if name in prompts:
         return str(prompts[name])
     if name not in PROMPTS:

@@ -1,6 +1,7 @@
 """Prompts of an encoder in `embed`, and in the maps between spaces."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,8 @@ def asymmetric(minilm: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "encoder"
     folder.mkdir()
     for file in minilm.iterdir():
-        if file.name != "config_sentence_transformers.json":
-            (folder / file.name).symlink_to(file)
+        if file.is_file() and file.name != "config_sentence_transformers.json":
+            shutil.copyfile(file, folder / file.name)
     (folder / "config_sentence_transformers.json").write_text(
         json.dumps({"prompts": {"query": QUERY}}), "utf-8"
     )
