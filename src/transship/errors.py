@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 # what a terminal obeys instead of showing: controls but tab and line feed, signs that turn the reading
 # direction, lone surrogates
@@ -16,19 +17,29 @@ class TransshipError(Exception):
         what: what is wrong.
         where: the file, tensor, site, column or option that it concerns.
         fix: what the user can do about it.
+        listed: what is wrong one by one, where a sentence would be too long.
     """
 
-    def __init__(self, what: str, *, where: str, fix: str) -> None:
-        self.what, self.where, self.fix = what, where, fix
-        super().__init__(f"{where}: {what}; {fix}")
+    def __init__(self, what: str, *, where: str, fix: str, listed: Sequence[str] = ()) -> None:
+        self.what, self.where, self.fix, self.listed = what, where, fix, tuple(listed)
+        super().__init__(self.said())
+
+    def said(self, escape: Callable[[str], str] = str) -> str:
+        """Return the sentence, or a line for each thing listed, with every part escaped."""
+        if not self.listed:
+            return escape(f"{self.where}: {self.what}; {self.fix}")
+        rows = [f"  {escape(row)}" for row in self.listed]
+        return "\n".join([f"{escape(self.where)}: {escape(self.what)}:", *rows, escape(self.fix)])
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by parts, so that the error survives a trip from a worker process."""
-        return (_rebuild, (type(self), self.what, self.where, self.fix))
+        return (_rebuild, (type(self), self.what, self.where, self.fix, self.listed))
 
 
-def _rebuild(kind: type[TransshipError], what: str, where: str, fix: str) -> TransshipError:
-    return kind(what, where=where, fix=fix)
+def _rebuild(
+    kind: type[TransshipError], what: str, where: str, fix: str, listed: Sequence[str]
+) -> TransshipError:
+    return kind(what, where=where, fix=fix, listed=listed)
 
 
 def printable(text: object) -> str:

@@ -152,7 +152,7 @@ def test_another_runs_results_need_force(folder: Path):
         (["counting"], "counting: one thing it needs is not here: data 'absent-data' (run get-data)"),
         (["counting", "--scale", "paper"], "counting: there is no scale 'paper'"),
         (["counting", "--quick", "--scale", "full"], "--quick and --scale full contradict each other"),
-        (["counting", "--jobs", "0"], "0 is not in the range x>=1"),
+        (["counting", "--jobs", "0"], "0 is not in the range 1<=x<=1024"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(

@@ -33,7 +33,11 @@ TREE = dict(tree(group))
 def test_help_is_written_in_sentences(name: str):
     command = TREE[name]
     helps = [command.help or ""]
-    helps += [option.help or "" for option in command.params if isinstance(option, click.Option)]
+    helps += [
+        option.help or ""
+        for option in command.params
+        if isinstance(option, click.Option) and not option.hidden
+    ]
     for text in helps:
         first = text.removeprefix("ω")
         assert re.match(r"[A-Z0-9`]", first), text

@@ -91,6 +91,7 @@ RIGHT: dict[str, list[str]] = {
     "adapt bound": ["model", "texts.jsonl"],
     "inspect": ["model"],
     "compare": ["model", "tuned", "--data", "texts.jsonl"],
+    "extract": ["tuned", "model", "OUT", "--rank", "2"],
     "methods": [],
     "bench": ["nonesuch"],
     "demo": ["noise/below"],

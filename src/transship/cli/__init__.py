@@ -196,11 +196,15 @@ def _run(words: list[str]) -> None:
     except Exception as error:
         refusal = error if isinstance(error, TransshipError) else _of_the_system(error)
         if parallel.speaks() and refusal is not None:
-            sentence = str(refusal).replace("\n", "\\n")
-            click.echo(f"error: {sentence}", file=errors)
+            click.echo(f"error: {refusal.said(_one_line)}", file=errors)
         elif parallel.speaks():  # a mistake of ours keeps its traceback
             traceback.print_exc(file=errors)
         parallel.end(1 if refusal is None else 2)
+
+
+def _one_line(text: str) -> str:
+    """Return a part of a message in one line, whatever stands in a name from outside."""
+    return text.replace("\n", "\\n")
 
 
 def _at_home(word: str) -> str:

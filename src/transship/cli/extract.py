@@ -36,10 +36,10 @@ def command(
     memory: str | None,
     **allowed: bool,
 ) -> None:
-    """Write what TUNED changed in BASE to OUT, as a LoRA adapter that PEFT loads.
+    """Make a LoRA adapter of the fine-tune TUNED of BASE.
 
-    Each matrix keeps its largest singular values. Norms, and matrices whose factors would be no smaller, are
-    kept in full.
+    OUT is a folder that PEFT loads. Each matrix keeps its largest singular values. Norms, and matrices whose
+    factors would be no smaller, are kept in full.
     """
     check_target(out, force=force)
     with (

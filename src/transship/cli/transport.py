@@ -21,7 +21,6 @@ from transship.cli.options import (
     show,
     writing,
 )
-from transship.data.tables import read_utf8
 from transship.errors import DataError, OptionError
 from transship.fields import setting
 from transship.numerics import MemoryBudget
@@ -182,5 +181,5 @@ def _other(reference: str, columns: dict[str, Any]) -> Any:
 
 
 def _lines(file: Path) -> tuple[str, ...]:
-    lines = read_utf8(file).splitlines()
+    lines = data.read_utf8(file).splitlines()
     return tuple(line.strip() for line in lines if line.strip())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         model_folders,
     )
     from transship.data.pictures import digits
+    from transship.data.tables import read_utf8
 else:
     __getattr__, __dir__ = door(__name__)
 
@@ -40,6 +41,7 @@ __all__ = [
     "load",
     "local_model",
     "model_folders",
+    "read_utf8",
     "series",
     "text",
     "vectors",

@@ -71,7 +71,6 @@ def ensure(needs: Iterable[Need], *, suite: str, device: str | None = None) -> N
     lacking = absent if len(fetchable) < len(absent) else _not_fetched(fetchable)
     if not lacking:
         return
-    long = len(lacking) >= _LISTED
     variables = [
         f"set {variable} to the folder that has {them}"
         for kind, variable, them in (
@@ -82,20 +81,12 @@ def ensure(needs: Iterable[Need], *, suite: str, device: str | None = None) -> N
     ]
     count = "one thing it needs is" if len(lacking) == 1 else f"{len(lacking)} things it needs are"
     fix = ", and ".join([*variables, "get what is named in brackets"])
-    raise MissingError(
-        f"{count} not here:{_lines(lacking) if long else _sentence(lacking)}",
-        where=suite,
-        fix=f"\n{fix}" if long else fix,
-    )
-
-
-def _sentence(needs: Sequence[Need]) -> str:
-    return " " + "; ".join(f"{need.kind} '{need.name}' ({need.source})" for need in needs)
-
-
-def _lines(needs: Sequence[Need]) -> str:
-    ordered = sorted(needs, key=lambda need: _ORDER[need.kind])
-    return "".join(f"\n  {need.kind:8}{need.name} ({need.source})" for need in ordered)
+    if len(lacking) < _LISTED:
+        named = "; ".join(f"{need.kind} '{need.name}' ({need.source})" for need in lacking)
+        raise MissingError(f"{count} not here: {named}", where=suite, fix=fix)
+    ordered = sorted(lacking, key=lambda need: _ORDER[need.kind])
+    rows = [f"{need.kind:8}{need.name} ({need.source})" for need in ordered]
+    raise MissingError(f"{count} not here", where=suite, fix=fix, listed=rows)
 
 
 def _on_hub(need: Need) -> bool:
