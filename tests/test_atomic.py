@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from transship.atomic import (
     atomic_folder,
     check_target,
     recover,
+    remove,
     write_json,
     write_text,
 )
@@ -395,3 +398,66 @@ def test_a_place_that_takes_no_files_is_refused_though_its_rights_allow_them(tmp
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
     with pytest.raises(OutputError, match="cannot be written to; choose another place"):
         check_target(tmp_path / "out")
+
+
+class Interrupted:
+    """Raises at the n-th rename, as Ctrl-C or a broken disk does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException) -> None:
+        self.left = at
+        for name in ("rename", "replace"):
+            monkeypatch.setattr(Path, name, self._after(getattr(Path, name), error))
+
+    def _after(self, real: Any, error: BaseException) -> Any:
+        def renamed(path: Path, to: Path) -> Path:
+            self.left -= 1
+            if self.left == 0:
+                raise error
+            return real(path, to)
+
+        return renamed
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error")])
+@pytest.mark.parametrize("at", range(1, 6))
+def test_files_that_belong_together_are_never_mixed_by_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException
+):
+    together = ("rows", "rows.ids", "rows.json")
+    for name in together:
+        (tmp_path / name).write_text("old")
+    with monkeypatch.context() as patch:
+        Interrupted(patch, at, error)
+        with (
+            contextlib.suppress(KeyboardInterrupt, OutputError),
+            atomic_files(tmp_path / "rows", *together[1:], force=True) as draft,
+        ):
+            for name in together:
+                (draft / name).write_text("new")
+    recover(tmp_path / "rows")
+    assert len({(tmp_path / name).read_text() for name in together}) == 1
+    assert names(tmp_path) == sorted(together)
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_a_folder_is_not_lost_by_ctrl_c_where_nothing_can_be_exchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+):
+    with atomic_folder(tmp_path / "out") as draft:
+        (draft / "file").write_text("old")
+    with monkeypatch.context() as patch:
+        patch.setattr("transship.atomic._renameat2", lambda *_: False)
+        Interrupted(patch, at, KeyboardInterrupt())
+        with contextlib.suppress(KeyboardInterrupt), atomic_folder(tmp_path / "out", force=True) as draft:
+            (draft / "file").write_text("new")
+    assert (tmp_path / "out" / "file").read_text() in ("old", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_removing_a_file_takes_the_drafts_of_dead_processes_along(tmp_path: Path):
+    (tmp_path / "note.json").write_text("{}")
+    left = tmp_path / ".note.json.transship-0123456789ab"
+    left.mkdir()
+    (left / "note.json").write_text("{")
+    remove(tmp_path / "note.json")
+    assert list(tmp_path.iterdir()) == []

@@ -217,13 +217,24 @@ def recover(target: str | os.PathLike[str]) -> bool:
             with if_abandoned(place / _LOCK, wait=together) as abandoned:
                 if not abandoned:
                     continue
-                if together:
-                    _carry_on(place)
-                elif not os.path.lexists(final):
-                    (place / _ASIDE).rename(final)
+                _settle(place, final)
                 shutil.rmtree(place, ignore_errors=True)
                 return True
     return False
+
+
+def remove(target: str | os.PathLike[str]) -> None:
+    """Remove a file of transship's own, and the drafts of it that a killed process left."""
+    final = Path(target)
+    final.unlink(missing_ok=True)
+    _clear(final)
+
+
+def _settle(place: Path, final: Path) -> None:
+    """Carry out or take back what ended between two renames, so that `place` can go."""
+    _carry_on(place)
+    if (place / _ASIDE).exists() and not os.path.lexists(final):
+        (place / _ASIDE).rename(final)
 
 
 def _carry_on(place: Path) -> None:
@@ -245,27 +256,43 @@ def _prepare(target: str | os.PathLike[str], force: bool, needs: int, kind: Kind
         raise OutputError(
             f"its folder cannot be made ({error.strerror})", where=str(target), fix="choose another place"
         ) from error
+    _clear(final)
+    return final
+
+
+def _clear(final: Path) -> None:
+    """Remove the hidden folders beside a target whose processes are dead."""
     for leftover in final.parent.glob(_temporary_names(final)):
         with if_abandoned(leftover / _LOCK) as abandoned:
             if abandoned:
                 shutil.rmtree(leftover, ignore_errors=True)
         if abandoned and sys.platform == "win32":
             shutil.rmtree(leftover, ignore_errors=True)  # the lock's own file, which was open until now
-    return final
 
 
 @contextlib.contextmanager
 def _workplace(final: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside `final`, locked, and remove what is left of it in the end."""
+    """Yield a new hidden folder beside `final`, locked, and remove what is left of it in the end.
+
+    An error or Ctrl-C may come between two renames. Then the folder holds what nothing else does, and it
+    stays for `recover` where that cannot be put in place at once.
+    """
     place, lock = _make_locked(final)
+    settled = False
     try:
         yield place
     finally:
-        if sys.platform == "win32":
-            release(lock)  # an open file cannot be removed there
-        # it holds the draft after an error, and the old folder after an exchange
-        shutil.rmtree(place, ignore_errors=True)
-        release(lock)
+        try:
+            with contextlib.suppress(OSError):
+                _settle(place, final)
+                settled = True
+        finally:
+            if sys.platform == "win32":
+                release(lock)  # an open file cannot be removed there
+            # it holds the draft after an error, and the old folder after an exchange
+            if settled:
+                shutil.rmtree(place, ignore_errors=True)
+            release(lock)
 
 
 def _make_locked(final: Path) -> tuple[Path, BaseFileLock]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
-from transship.cli import main
+from transship.cli import group, main
 
 ENTRY = {"dtype": "F32", "shape": [2, 2]}
 
@@ -131,3 +131,16 @@ def test_hostile_input_is_one_sentence_and_writes_nothing(
     (sentence,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert names in sentence
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_error_of_the_system_without_a_number_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def full(*_: object, **__: object) -> None:
+        raise OSError("500 requested and 0 written")  # numpy on a full disk
+
+    monkeypatch.setattr(group, "main", full)
+    with pytest.raises(SystemExit) as left:
+        main(["methods"])
+    assert left.value.code == 2
+    assert "the system refuses (500 requested and 0 written)" in capsys.readouterr().err

@@ -241,10 +241,12 @@ def _of_the_system(error: Exception) -> TransshipError | None:
     if isinstance(error, MemoryError):
         fix = "use fewer or smaller inputs, or a machine with more memory"
         return OutputError("there is not enough memory", where="this command", fix=fix)
-    if not isinstance(error, OSError) or error.errno is None:
+    if not isinstance(error, OSError):
         return None
     full = error.errno in FULL
-    what = f"{'the disk takes no more' if full else 'the system refuses'} ({os.strerror(error.errno)})"
+    # numpy, for one, says how much was written and not why no more
+    reason = os.strerror(error.errno) if error.errno is not None else str(error).partition("\n")[0]
+    what = f"{'the disk takes no more' if full else 'the system refuses'} ({reason})"
     where = str(error.filename or "what was being written")
     fix = (
         "make room, or choose another place, and run it again"

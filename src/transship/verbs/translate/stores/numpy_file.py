@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from transship.atomic import atomic_files, check_target, recover, write_json
+from transship.atomic import atomic_files, check_target, recover, remove, write_json
 from transship.errors import DataError, MissingError, TransshipError
 from transship.targets import check_entry
 from transship.types import Array
@@ -142,9 +142,7 @@ class OneFileSink(VectorSink):
         for beside in (about_path(self.target), ids_path(self.target)):
             check_entry(beside, str(beside), force=force, kind="file")
         self.stamp, self.source, self.width = stamp, source, width
-        self.draft, self.note = (
-            self.target.with_name(f".{self.target.name}.partial.{ending}") for ending in ("npy", "json")
-        )
+        self.draft, self.note = _partial(self.target)
         left = _read_note(self.note)
         same = goes_on(left.get("note"), stamp.to_json(), str(self.note), force=force)
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,8 +167,7 @@ class OneFileSink(VectorSink):
         with atomic_files(self.target, about.name, ids.name, force=True) as place:
             (place / about.name).write_text(self.stamp.to_json(), encoding="utf-8")
             self.assemble(place / self.target.name, self.source.all_ids())
-        self.draft.unlink(missing_ok=True)
-        self.note.unlink(missing_ok=True)
+        _remove_partial(self.target)
 
     def assemble(self, draft: Path, ids: Array | None) -> None:
         """Make the whole file under the name `draft`, and what belongs beside it."""
@@ -192,9 +189,18 @@ class NumpySink(OneFileSink):
 
 def sweep(place: StorePlace) -> None:
     """Remove what a run had no time to remove after its last rename."""
-    target = Path(place.location)
-    for left in target.parent.glob(f".{target.name}.partial.*"):
-        left.unlink()
+    _remove_partial(Path(place.location))
+
+
+def _partial(target: Path) -> tuple[Path, Path]:
+    """Return where rows on their way lie, and the note of how many are safe."""
+    rows, note = (target.with_name(f".{target.name}.partial.{ending}") for ending in ("npy", "json"))
+    return rows, note
+
+
+def _remove_partial(target: Path) -> None:
+    for left in _partial(target):
+        remove(left)
 
 
 def about_path(path: Path) -> Path:
