@@ -102,16 +102,28 @@ def test_a_target_that_is_held_is_refused_and_free_again_afterwards(tmp_path: Pa
     assert names(tmp_path) == []
 
 
-def test_a_lock_of_a_killed_process_holds_nobody(tmp_path: Path):
+@pytest.mark.parametrize("next_writer", ["command", "library"])
+def test_a_lock_of_a_killed_process_holds_nobody(next_writer: str, tmp_path: Path):
     script = (
         "import os, signal, sys\nfrom transship.locks import locked\n"
         "with locked(sys.argv[1]):\n    os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "m")], check=False)
     assert done.returncode == -9
+    assert names(tmp_path) == [".m.transship.lock"]
+    if next_writer == "command":
+        with locked(tmp_path / "m"):
+            write(tmp_path / "m", "x")
+    else:
+        write(tmp_path / "m", "x")
+    assert names(tmp_path) == ["m"]
+
+
+def test_a_lock_of_a_living_process_stays(tmp_path: Path):
     with locked(tmp_path / "m"):
-        pass
-    assert names(tmp_path) == []
+        write(tmp_path / "m", "x")
+        assert names(tmp_path) == [".m.transship.lock", "m"]
+    assert names(tmp_path) == ["m"]
 
 
 def test_it_imports_where_there_is_no_fcntl():

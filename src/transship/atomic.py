@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transship.errors import OutputError
-from transship.locks import acquire, file_lock, if_abandoned, release, stem
+from transship.locks import acquire, file_lock, if_abandoned, lock_of, locked, release, stem
 from transship.numerics import format_bytes
 from transship.targets import Kind, check_entry, check_replaceable, leave_mark, require_apart
 
@@ -261,13 +261,16 @@ def _prepare(target: str | os.PathLike[str], force: bool, needs: int, kind: Kind
 
 
 def _clear(final: Path) -> None:
-    """Remove the hidden folders beside a target whose processes are dead."""
+    """Remove the hidden folders and the lock beside a target whose processes are dead."""
     for leftover in final.parent.glob(_temporary_names(final)):
         with if_abandoned(leftover / _LOCK) as abandoned:
             if abandoned:
                 shutil.rmtree(leftover, ignore_errors=True)
         if abandoned and sys.platform == "win32":
             shutil.rmtree(leftover, ignore_errors=True)  # the lock's own file, which was open until now
+    if lock_of(final).exists():
+        with contextlib.suppress(OutputError), locked(final):  # the holder removes the file in the end
+            pass
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def locked(target: str | os.PathLike[str], *, wait: bool = False) -> Iterator[No
     new = [folder for folder in final.parents if not folder.exists()]
     with contextlib.suppress(OSError):  # whoever writes there says so in better words
         final.parent.mkdir(parents=True, exist_ok=True)
-    lock = file_lock(final.parent / f".{stem(final)}.transship.lock")
+    lock = file_lock(lock_of(final))
     if final.parent.is_dir() and not acquire(lock, wait=wait):
         raise OutputError(
             "another process is changing it", where=str(target), fix="wait until that process is done"
@@ -43,6 +43,11 @@ def locked(target: str | os.PathLike[str], *, wait: bool = False) -> Iterator[No
         with contextlib.suppress(OSError):  # folders in which nothing was written
             for folder in new:
                 folder.rmdir()
+
+
+def lock_of(final: Path) -> Path:
+    """Return the hidden file by which a process holds a target."""
+    return final.parent / f".{stem(final)}.transship.lock"
 
 
 @contextlib.contextmanager

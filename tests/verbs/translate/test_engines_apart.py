@@ -141,8 +141,8 @@ def test_all_processes_start_with_the_block():
         assert len(engine.workers) == 3
 
 
-def test_vectors_of_another_dtype_are_other_vectors():
-    notes = {embed.Encoder("model", dtype=dtype).note("texts") for dtype in (None, "bfloat16")}
+def test_vectors_of_another_dtype_are_other_vectors(tmp_path: Path):
+    notes = {embed.Encoder(str(tmp_path), dtype=dtype).note("texts") for dtype in (None, "bfloat16")}
     assert len(notes) == 2
 
 
