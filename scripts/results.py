@@ -11,8 +11,7 @@ those of the rounded numbers. `--again` makes tables, curves and verdicts from a
 a corrected claim or a figure of a paper reaches it without a new run; cases, seeds, options, fingerprint and
 environment stay as they were.
 
-A run that was stopped (`transship bench NAME --so-far`) may be kept as well: its page says how much of it is
-there. A run on other kernels is kept beside the first one; a claim that it decides otherwise is undecided.
+A run on other kernels is kept beside the first one; a claim that it decides otherwise is undecided.
 
 The pages are `index.md`, with every claim's verdict, and a page per run with its tables. Nothing on them is
 typed by hand; a test fails while `docs/results` differs from what this script writes.
@@ -33,7 +32,6 @@ from transship_suites.runner.declaration import load_suite
 from transship_suites.runner.page import count_verdicts, seeds_text, suite_page
 from transship_suites.runner.quantities import Measurement
 from transship_suites.runner.results import CaseResult, SuiteResult, summarise
-from transship_suites.runner.run import all_cases
 from transship_suites.runner.verdict import across_kernels
 
 KEPT = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
@@ -77,19 +75,15 @@ def kernels_of(run: SuiteResult) -> str:
 
 def again(run: SuiteResult) -> SuiteResult:
     """Return the run's own cases with the tables, curves and verdicts that are declared today."""
-    suite, done = load_suite(run.suite), [case.case for case in run.cases]
     judged = summarise(
-        suite,
+        load_suite(run.suite),
         run.scale,
         run.seeds,
         run.cases,
-        waiting=[case for case in all_cases(suite, run.options, run.seeds) if case not in done]
-        if run.unfinished
-        else [],
         fingerprint=run.fingerprint,
         environment=run.environment,
     )
-    return dataclasses.replace(judged, options=run.options, planned=run.planned)
+    return dataclasses.replace(judged, options=run.options)
 
 
 def rounded(run: SuiteResult) -> SuiteResult:

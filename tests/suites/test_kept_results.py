@@ -51,7 +51,7 @@ def test_a_kept_run_is_judged_anew_from_its_own_cases(toy: Any, script: ModuleTy
     ]
     assert (run.tables[0].paper[1][0], made.tables[0].paper[1][0]) == (1.25, 1.5)
     assert made.tables[0].cells == run.tables[0].cells
-    for untouched in ("cases", "seeds", "options", "fingerprint", "environment", "planned", "scale"):
+    for untouched in ("cases", "seeds", "options", "fingerprint", "environment", "scale"):
         assert getattr(made, untouched) == getattr(run, untouched)
 
 

@@ -74,17 +74,6 @@ def test_a_row_fills_in_only_what_a_cell_leaves_open():
     )
 
 
-def test_a_quantity_may_read_a_case_that_no_condition_excludes():
-    low = cell("accuracy", variant="low", task=("p", "q"), method="a")
-    assert low.may_read({"variant": "low", "task": "q"})  # what the case leaves open, a measurement may add
-    assert low.may_read({})
-    assert not low.may_read({"variant": "all", "task": "q"})
-    assert not low.may_read({"variant": "low", "task": "r"})
-    both = low - 2 * highest(cell("accuracy", variant="all"), low)
-    assert both.may_read({"variant": "all", "task": "r"})
-    assert not both.may_read({"variant": "quick"})
-
-
 def test_a_quantity_reads_as_a_formula():
     text = str(cell("accuracy", method="a") - 2 * highest(cell("x"), cell("y", task=("p", "q"))))
     assert text == "(accuracy (method a) − (highest of(x, y (task p or q)) × 2))"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -16,9 +15,7 @@ from safetensors.numpy import load_file
 from transship.errors import OptionError
 from transship.numerics import kernels
 from transship_suites import SuiteRun, load_suite, run_suite
-from transship_suites.runner import Claim, Measurement, cell
-from transship_suites.runner.page import seeds_text
-from transship_suites.runner.results import SuiteResult
+from transship_suites.runner import Measurement
 
 
 def untimed(value: object) -> object:
@@ -192,40 +189,6 @@ def test_an_unfinished_run_has_no_result(toy):
     with pytest.raises(OptionError, match="'method plain, seed 1' is not finished"):
         run.result()
     assert len(run.earlier()[0]) == 1
-
-
-def test_what_is_finished_can_be_shown_so_far_and_decides_nothing(toy):
-    run = SuiteRun(load_suite("toy-suite", toy()), "quick")
-    with pytest.raises(OptionError, match="no case is finished yet"):
-        run.result(so_far=True)
-    next(run.steps())
-    early = run.result(so_far=True)
-    assert early.unfinished == f"1 of {len(run.cases)} cases are finished"
-    assert {claim.verdict for claim in early.claims} == {"undecided"}
-    assert all(claim.reason.startswith(early.unfinished) for claim in early.claims)
-    assert early.unfinished in seeds_text(early)
-    assert SuiteResult.from_json(json.loads(early.dumps())) == early
-    for _ in run.steps():
-        pass
-    whole = run.result(so_far=True)
-    assert whole == run.result()
-    assert not whole.unfinished
-    assert {claim.verdict for claim in whole.claims} != {"undecided"}
-
-
-def test_a_claim_is_decided_once_all_cases_that_it_may_read_are_finished(toy):
-    suite = load_suite("toy-suite", toy())
-    run = SuiteRun(suite, "quick")
-    steps = run.steps()
-    for _ in range(3):  # all seeds of the first method, none of the second
-        next(steps)
-    plain = Claim(text="Plain is small.", quantity=cell("score", method="plain"), at_most=0.5)
-    more = dataclasses.replace(suite, claims=(plain, *suite.claims))
-    early = SuiteRun(more, "quick").result(so_far=True)
-    assert early.unfinished == "3 of 6 cases are finished"
-    assert [claim.verdict for claim in early.claims] == ["confirmed", "undecided", "undecided", "undecided"]
-    assert early.claims[1].reason.startswith(early.unfinished)
-    assert early.claims[0].reason.startswith("mean ")
 
 
 def test_a_skipped_case_is_tried_again_and_the_others_are_not(toy, log, tmp_path: Path):

@@ -66,7 +66,6 @@ MANY = 6
 @click.option(
     "--fresh", is_flag=True, help="Forget finished cases and trained models, and compute all again."
 )
-@click.option("--so-far", is_flag=True, help="Run nothing: write what finished cases of a stopped run say.")
 @click.option("--skip-missing", is_flag=True, help="Leave out suites whose data or models are not here.")
 @click.option("--force", is_flag=True, help="Replace another run's results in OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the list of suites, or their results.")
@@ -87,7 +86,6 @@ def command(
     device: str | None,
     changes: tuple[tuple[str, str], ...],
     fresh: bool,
-    so_far: bool,
     skip_missing: bool,
     force: bool,
     as_json: bool,
@@ -110,8 +108,6 @@ def command(
     budget.require(WORK if jobs is None else jobs * (WORK + TORCH) - TORCH, "a suite")
     if quick and scale not in (None, "quick"):
         raise OptionError(f"--quick and --scale {scale} contradict each other", where="bench", fix="give one")
-    if so_far and fresh:
-        raise OptionError("--so-far and --fresh contradict each other", where="bench", fix="give one")
     suites = bench.choose(names or ("all",), folder)
     if not names:
         _list([bench.card(suite) for suite in suites], as_json)
@@ -128,8 +124,8 @@ def command(
     runs = bench.prepare(suites, size, seed=seed, fresh=fresh, device=device)
     folders = [bench.check_output(run, out, force=force) for run in runs]
     results: dict[str, SuiteResult] = {}
-    for run in runs if so_far else _watch(runs, jobs or _processes(runs, budget.limit)):
-        result = results[run.suite.name] = run.result(so_far=so_far)
+    for run in _watch(runs, jobs or _processes(runs, budget.limit)):
+        result = results[run.suite.name] = run.result()
         written = bench.write_results(run.suite, result, folders[runs.index(run)])
         _tell(result, written, as_json)
     in_order = [results[run.suite.name] for run in runs]

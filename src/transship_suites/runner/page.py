@@ -7,16 +7,11 @@ from typing import Any
 
 from transship import report
 from transship_suites.runner.declaration import Paper, Suite
-from transship_suites.runner.results import (
-    OTHER_CODE,
-    TAKEN_OVER,
-    CurveResult,
-    SuiteResult,
-    TableResult,
-)
+from transship_suites.runner.results import CurveResult, SuiteResult, TableResult
 from transship_suites.runner.verdict import Judgement, SeedSpread, Verdict
 
-_NOTED = {"cases taken over": TAKEN_OVER, "of them from other code or data": OTHER_CODE}
+# attachments of the cases of a kept run that other runs computed, perhaps by other code
+_NOTED = {"cases taken over": "taken over", "of them from other code or data": "other code"}
 _TONES: dict[Verdict, Any] = {"confirmed": "good", "refuted": "bad", "undecided": "warning"}
 
 
@@ -53,8 +48,7 @@ def suite_sections(suite: Suite, result: SuiteResult) -> list[report.Section]:
     sections = [report.Section("Claims", _claim_blocks(result.claims))]
     sections += [report.Section(table.title, [table_block(table)]) for table in result.tables]
     sections += [report.Section(curve.title, [_curve_block(curve)]) for curve in result.curves]
-    # a suite's own figures may draw what an unfinished run has not
-    figures = list(suite.figures(result)) if suite.figures is not None and not result.unfinished else []
+    figures = list(suite.figures(result)) if suite.figures is not None else []
     sections += [report.Section("Figures", figures)] if figures else []
     return sections
 
@@ -115,11 +109,10 @@ def seeds_note(spreads: Iterable[SeedSpread]) -> str:
 
 
 def seeds_text(result: SuiteResult) -> str:
-    """Return the scale and the seeds in a sentence, and what is missing in another."""
+    """Return the scale and the seeds in a sentence."""
     seeds = ", ".join(map(str, result.seeds))
     noun = "seeds" if len(result.seeds) > 1 else "seed"
-    missing = f" Not a whole run: {result.unfinished}." if result.unfinished else ""
-    return f"Scale {result.scale}, {noun} {seeds}.{missing}"
+    return f"Scale {result.scale}, {noun} {seeds}."
 
 
 def count_verdicts(claims: Sequence[Judgement]) -> str:
@@ -201,7 +194,8 @@ def _provenance(results: Sequence[SuiteResult]) -> report.Provenance:
         command=f"transship bench {names} --scale {first.scale} --seed {first.seeds[0]}",
         inputs=needs,
         parameters={result.suite: dict(result.options) for result in results if result.options},
-        versions=first.environment,
+        # runs that are kept from before it was noted do not have it
+        versions={**first.environment, "kernels": first.environment.get("kernels", "not noted")},
         notes={
             result.suite: {
                 "cases": len(result.cases),

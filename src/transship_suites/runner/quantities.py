@@ -67,10 +67,6 @@ class Quantity(ABC):
     @abstractmethod
     def __str__(self) -> str: ...
 
-    def may_read(self, factors: Factors) -> bool:
-        """Return whether a case of these factors may measure something that the quantity is made of."""
-        return True
-
     def __add__(self, other: Quantity | float) -> Quantity:
         return Combined(" + ", sum, (self, _quantity(other)))
 
@@ -115,16 +111,11 @@ class MetricMean(Quantity):
         """Return this cell with the conditions that it does not state itself added."""
         return MetricMean(self.metric, {**factors, **self.where})
 
-    def may_read(self, factors: Factors) -> bool:
-        """Return whether the factors agree with the conditions; measurements may add those that are open."""
-        return all(name not in factors or self._wants(name, factors[name]) for name in self.where)
-
     def _selects(self, factors: Factors) -> bool:
-        return all(name in factors and self._wants(name, factors[name]) for name in self.where)
-
-    def _wants(self, name: str, level: Level) -> bool:
-        wanted = self.where[name]
-        return level in (wanted if isinstance(wanted, tuple) else (wanted,))
+        return all(
+            name in factors and factors[name] in (wanted if isinstance(wanted, tuple) else (wanted,))
+            for name, wanted in self.where.items()
+        )
 
     def __str__(self) -> str:
         conditions = ", ".join(
@@ -147,10 +138,6 @@ class Number(Quantity):
     def within(self, factors: Factors) -> Quantity:
         """Return itself: a constant has no conditions."""
         return self
-
-    def may_read(self, factors: Factors) -> bool:
-        """Return False: a constant is measured by nothing."""
-        return False
 
     def __str__(self) -> str:
         return f"{self.value:g}"
@@ -182,10 +169,6 @@ class Combined(Quantity):
     def within(self, factors: Factors) -> Quantity:
         """Return the same function of the parts under `factors`."""
         return Combined(self.symbol, self.function, tuple(part.within(factors) for part in self.parts))
-
-    def may_read(self, factors: Factors) -> bool:
-        """Return whether one of the parts may."""
-        return any(part.may_read(factors) for part in self.parts)
 
     def __str__(self) -> str:
         inner = (self.symbol if self.symbol.startswith(" ") else ", ").join(map(str, self.parts))

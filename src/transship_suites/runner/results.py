@@ -12,12 +12,11 @@ from typing import Any, get_args
 from transship.errors import DataError
 from transship_suites.runner.declaration import Condition, Curve, Heading, PaperTable, Suite
 from transship_suites.runner.quantities import Case, Measurement, Quantity
-from transship_suites.runner.verdict import Judgement, SeedSpread, Verdict, judge, postponed, spread
+from transship_suites.runner.verdict import Judgement, SeedSpread, Verdict, judge, spread
 
 SCHEMA = 1
 SKIPPED = "skipped"  # the attachment that says why a case measured nothing, such as a library that is missing
-# attachments of the cases of a kept run that other runs computed, perhaps by other code
-TAKEN_OVER, OTHER_CODE = "taken over", "other code"
+_PAST = ("schema", "code", "planned")  # keys of files that no field holds
 _FIX = "run the suite again with this version of transship"
 
 
@@ -82,7 +81,6 @@ class SuiteResult:
         curves: likewise.
         claims: the verdicts.
         seconds: of all cases together, also those of an earlier, killed run.
-        planned: how many cases the whole run has; None in files of before it was noted.
     """
 
     suite: str
@@ -100,12 +98,6 @@ class SuiteResult:
     curves: tuple[CurveResult, ...]
     claims: tuple[Judgement, ...]
     seconds: float
-    planned: int | None = None
-
-    @property
-    def unfinished(self) -> str:
-        """`40 of 84 cases are finished` where some are missing, else an empty text."""
-        return _unfinished(len(self.cases), self.planned)
 
     def count(self, attachment: str) -> int:
         """Return how many cases have an attachment of this name."""
@@ -137,7 +129,7 @@ class SuiteResult:
                 f"it is no suite result of schema {SCHEMA} (found {schema})", where=where, fix=_FIX
             )
         try:
-            return _result({key: part for key, part in value.items() if key not in ("schema", "code")})
+            return _result({key: part for key, part in value.items() if key not in _PAST})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"the suite result is damaged ({error!r})", where=where, fix=_FIX) from error
 
@@ -204,17 +196,13 @@ def summarise(
     seeds: Sequence[int],
     cases: Sequence[CaseResult],
     *,
-    waiting: Sequence[Case] = (),
     fingerprint: str,
     environment: dict[str, str],
 ) -> SuiteResult:
     """Return the result: tables, curves and verdicts from what the cases measured.
 
-    A table of which this scale measured nothing is left out. While a case that a claim may read is `waiting`,
-    the claim is not decided: a mean over the tasks that came first is not the mean that the claim is about.
+    A table of which this scale measured nothing is left out.
     """
-    planned = len(cases) + len(waiting)
-    missing = _unfinished(len(cases), planned)
     measurements = [measurement for case in cases for measurement in case.measurements]
     tables = [table_result(table, measurements, seeds) for table in suite.tables]
     measured = [table for table in tables if any(cell.seeds for row in table.cells for cell in row)]
@@ -232,19 +220,9 @@ def summarise(
         cases=tuple(cases),
         tables=tuple(measured or tables),
         curves=tuple(curve_result(curve, measurements, seeds) for curve in suite.curves),
-        claims=tuple(
-            postponed(judge(claim, measurements, seeds), missing)
-            if any(claim.quantity.may_read(case.factors) for case in waiting)
-            else judge(claim, measurements, seeds)
-            for claim in suite.claims
-        ),
+        claims=tuple(judge(claim, measurements, seeds) for claim in suite.claims),
         seconds=sum(case.seconds for case in cases),
-        planned=planned,
     )
-
-
-def _unfinished(done: int, planned: int | None) -> str:
-    return "" if planned is None or done == planned else f"{done} of {planned} cases are finished"
 
 
 def case_from_json(value: dict[str, Any]) -> CaseResult:

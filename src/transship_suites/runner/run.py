@@ -155,28 +155,22 @@ class SuiteRun:
         text = json.dumps(dataclasses.asdict(result), allow_nan=False)
         write_text(self._file(result.case), text, force=True)
 
-    def result(self, *, so_far: bool = False) -> SuiteResult:
-        """Return tables, curves and verdicts from the finished cases.
-
-        All must be finished, or, `so_far`, one; claims of cases that are not are then left undecided,
-        whatever the numbers are.
-        """
-        read = {case: self._read(case) for case in self.cases}
-        waiting = [case for case, result in read.items() if result is None]
-        results = [result for result in read.values() if result is not None]
-        if waiting and not so_far:
-            raise OptionError(
-                f"'{waiting[0]}' is not finished", where=self.suite.name, fix="run the suite to its end"
-            )
-        if not results:
-            raise OptionError("no case is finished yet", where=self.suite.name, fix="run it without --so-far")
+    def result(self) -> SuiteResult:
+        """Return tables, curves and verdicts, once every case is finished."""
+        results: list[CaseResult] = []
+        for case in self.cases:
+            result = self._read(case)
+            if result is None:
+                raise OptionError(
+                    f"'{case}' is not finished", where=self.suite.name, fix="run the suite to its end"
+                )
+            results.append(result)
         _no_doubles(results)
         return summarise(
             self.suite,
             self.scale,
             self.seeds,
             results,
-            waiting=waiting,
             fingerprint=self.fingerprint,
             environment=environment(),
         )

@@ -157,11 +157,6 @@ def judge(claim: Claim, measurements: Sequence[Measurement], seeds: Sequence[int
     return Judgement(claim.text, claim.source, claim.rule, verdict, reason, values, over_seeds, low, high)
 
 
-def postponed(judgement: Judgement, why: str) -> Judgement:
-    """Return the judgement as undecided because of `why`, with its numbers so far."""
-    return dataclasses.replace(judgement, verdict="undecided", reason=f"{why}; so far {judgement.reason}")
-
-
 def across_kernels(judgements: Mapping[str, Judgement]) -> Judgement:
     """Return the judgement of a claim that was measured with several kernels: undecided where they disagree.
 
