@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transship_suites.irp.declared import PAPER
 from transship_suites.materials.origins import packaged_data, packaged_models
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Heading,
+    MeasuredBy,
     Measurement,
     Options,
     PaperTable,
@@ -39,14 +38,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
         for corpus in options["corpora"]
         for source, target in options["pairs"]
     ]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one pair of encoders on one corpus."""
-    from transship_suites.irp import migration  # declaring costs no torch
-
-    glosses = case["corpus"] == "glosses"
-    return (migration.measure_glosses if glosses else migration.measure_retrieval)(case, context)
 
 
 @dataclass(frozen=True)
@@ -324,7 +315,7 @@ suite = Suite(
         ),
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.irp.migration:measured"),
     tables=(
         _GLOSSES_BY_SIZE,
         _GLOSSES_WHOLE,

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship.report import Figure
 from transship.report.figures import heat_map
-from transship_suites.irp.declared import (
-    ALPHAS,
-    DELTAS,
-    IMAGES,
-    METHODS,
-    OMEGAS,
-    PAPER,
-    claims,
-    table_2,
-)
+from transship_suites.irp.declared import ALPHAS, DELTAS, IMAGES, METHODS, OMEGAS, PAPER, claims, table_2
 from transship_suites.materials.origins import packaged_data, packaged_models
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Curve,
     Heading,
-    Measurement,
+    MeasuredBy,
     Options,
     PaperTable,
     Quantity,
@@ -44,14 +32,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
     stitched: list[dict[str, Any]] = [{"part": "stitch", "data": name} for name in options["data"]]
     others = {"cross-modal": "mnist", "sensitivity": "trec_questions", "scale": "trec_questions"}
     return [*stitched, *({"part": part, "data": data} for part, data in others.items())]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one case."""
-    from transship_suites.irp import stitch  # declaring costs no torch
-
-    parts = {"sensitivity": stitch.measure_sensitivity, "scale": stitch.measure_scale}
-    return parts.get(str(case["part"]), stitch.measure_stitch)(case, context)
 
 
 def figures(result: SuiteResult) -> list[Figure]:
@@ -231,7 +211,7 @@ suite = Suite(
         ),
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.irp.stitch:measured"),
     tables=(_TABLE_2, _SENSITIVITY, _SCALES),
     curves=(
         _against_delta("Reconstruction similarity between spaces", "similarity", "cosine"),

@@ -5,23 +5,11 @@ Table 2 and Figure 7 of the paper. It runs where the hub, the data and a GPU are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.irp.declared import ABOUT, PAPER, claims, table_2
 from transship_suites.materials.origins import CONVERTED, data, gpu, model
-from transship_suites.runner import (
-    Case,
-    Claim,
-    Condition,
-    Context,
-    Measurement,
-    Need,
-    Options,
-    Scale,
-    Suite,
-    cell,
-)
+from transship_suites.runner import Claim, Condition, MeasuredBy, Need, Options, Scale, Suite, cell
 
 IMAGES = (
     "google/vit-base-patch16-224",
@@ -46,13 +34,6 @@ METHODS = ("IRP", "procrustes", "ridge")
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return one case per row of the table."""
     return [{"data": name} for name in options["data"]]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Stitch all ordered pairs of encoders and heads on one data set."""
-    from transship_suites.irp.stitch import measure_hub  # declaring costs no torch
-
-    return measure_hub(case, context)
 
 
 def needs(options: Options) -> list[Need]:
@@ -116,7 +97,7 @@ suite = Suite(
         )
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.irp.stitch:measure_hub"),
     tables=(
         table_2(
             "Accuracy over all ordered pairs of encoders (Table 2)",

@@ -5,19 +5,16 @@ Tables 1, 2, 3 and 5 and Figure 5 of the paper. It runs where the hub, the data 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.materials.image_sets import IMAGE_SETS
 from transship_suites.materials.origins import gpu, model
 from transship_suites.otmf.names import BASE, CARRIED, INDIVIDUAL, MIX, OTMF, OWN, PAPER, PRINTED, THE_PAPER
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Heading,
-    Measurement,
+    MeasuredBy,
     Need,
     Options,
     PaperTable,
@@ -78,13 +75,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
         first = {"backbone": next(iter(options["backbones"])), "tasks": min(options["counts"])}
         listed += [{**first, "part": "sweep", "method": OTMF, "alpha": alpha} for alpha in options["alphas"]]
     return listed
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one case."""
-    from transship_suites.otmf.clip import ClipMerging  # declaring costs no torch
-
-    return ClipMerging(case, context).measured()
 
 
 def needs(options: Options) -> list[Need]:
@@ -302,7 +292,7 @@ suite = Suite(
         )
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.otmf.clip:ClipMerging"),
     tables=(
         _by_size("ACC by backbone and number of sets (Table 1)", "accuracy", "acc"),
         _by_size("BWT by backbone and number of sets (Table 1)", "backward transfer", "bwt"),

@@ -6,20 +6,11 @@ merged body and on the unmerged base.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transship_suites.materials.origins import PICTURE_TASKS, packaged_data
 from transship_suites.otmf.declared import small_suite
-from transship_suites.runner import Case, Context, Measurement
+from transship_suites.runner import MeasuredBy
 
 TASKS = tuple(PICTURE_TASKS)
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one case."""
-    from transship_suites.otmf.small import PictureMerging  # declaring costs no torch
-
-    return PictureMerging(case, context).measured()
 
 
 _SETTING = (
@@ -42,6 +33,6 @@ suite = small_suite(
     quick={"tasks": list(TASKS[:4]), "rows": 1000, "test": 400, "pretrain": 300, "tune": 80, "rate": 5e-4},
     full={"tasks": list(TASKS), "rows": 3000, "test": 500, "pretrain": 1000, "tune": 200, "rate": 4e-4},
     minutes=30,
-    run=run,
+    run=MeasuredBy("transship_suites.otmf.small:PictureMerging"),
     needs=packaged_data("mnist", "fashion_mnist", "gtsrb_32", "usps_test"),
 )

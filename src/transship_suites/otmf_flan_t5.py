@@ -5,19 +5,16 @@ Table 4 of the paper. It runs where the hub, the data and a GPU are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.materials.glue import GLUE, HUB
 from transship_suites.materials.origins import data, gpu, model
 from transship_suites.otmf.names import BASE, INDIVIDUAL, MIX, OTMF, PRINTED, THE_PAPER
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Heading,
-    Measurement,
+    MeasuredBy,
     Need,
     Options,
     PaperTable,
@@ -49,13 +46,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
     bounds = [{"part": "base", "method": BASE}, {"part": "individual", "method": INDIVIDUAL}]
     joint = [{"part": "joint", "method": name} for name in options["joint"]]
     return [*bounds, *joint] + [{"part": "continual", "method": name} for name in options["methods"]]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one case."""
-    from transship_suites.otmf.flan import FlanMerging  # declaring costs no torch
-
-    return FlanMerging(case, context).measured()
 
 
 def needs(options: Options) -> list[Need]:
@@ -127,7 +117,7 @@ suite = Suite(
         )
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.otmf.flan:FlanMerging"),
     tables=(
         PaperTable(
             title="Eight tasks of GLUE (Table 4)",

@@ -5,21 +5,12 @@ The sister of `otmf_continual`: the same rows and controls on MiniLM, whose uppe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transship_suites.materials.origins import packaged_models, text_data
 from transship_suites.otmf.declared import small_suite
 from transship_suites.otmf.names import TEXT_MODEL
-from transship_suites.runner import Case, Context, Measurement
+from transship_suites.runner import MeasuredBy
 
 TASKS = ("supersenses", "trec", "sst2", "news", "banking", "spam")
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one case."""
-    from transship_suites.otmf.small import TextMerging  # declaring costs no torch
-
-    return TextMerging(case, context).measured()
 
 
 _SETTING = (
@@ -57,6 +48,6 @@ suite = small_suite(
         "rate": 5e-4,
     },
     minutes=95,
-    run=run,
+    run=MeasuredBy("transship_suites.otmf.small:TextMerging"),
     needs=(*text_data(*TASKS), *packaged_models(TEXT_MODEL)),
 )

@@ -5,25 +5,15 @@ Tables 1, 2 and 7 of the paper with a vision transformer of 200,000 parameters t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transship_suites.materials.origins import GRIDS, packaged_data, ucr_data
-from transship_suites.recraft.declared import (
-    CORE,
-    OTHERS,
-    PAPER,
-    RAW_NAMES,
-    STAGE_ONE,
-    paper_figures,
-    rows,
-)
+from transship_suites.recraft.declared import CORE, OTHERS, PAPER, RAW_NAMES, STAGE_ONE, paper_figures, rows
 from transship_suites.runner import (
-    Case,
     Claim,
-    Context,
     Heading,
-    Measurement,
+    MeasuredBy,
     Options,
     PaperTable,
     Scale,
@@ -48,13 +38,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
                 {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in pairs
             ]
     return listed
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one part on one task: all parts of a seed share rows and first weights."""
-    from transship_suites.recraft.measure import measured_grid  # declaring costs no torch
-
-    return measured_grid(case, context)
 
 
 def _error(method: str, task: str, variant: str = "all") -> Any:
@@ -116,7 +99,7 @@ suite = Suite(
         "2 on validation rows, and has a rate of 0.0002, ten times that for embedder and head, and 8 to 30 "
         "epochs. Here RECRAFT, alone and on the best raw model, takes the "
         "last embedder (`select` no), and every row has a rate of 0.001, twice that for embedder and head, "
-        "and 8 to 60 epochs by scale."
+        "and 8 to 20 epochs by scale."
     ),
     paper=PAPER,
     claims=(
@@ -169,27 +152,9 @@ suite = Suite(
                 },
             },
         ),
-        "large": Scale(
-            seeds=5,
-            minutes=1500,
-            options={
-                "pretrain": 6000,
-                "variants": {
-                    "all": _variant(
-                        None,
-                        None,
-                        {**_POINT_PARTS, **_FIELD_PARTS},
-                        epochs=60,
-                        longer=1.05,
-                        fno={"epochs": 100, "width": 32},
-                    ),
-                    "low": _variant(300, None, _POINT_PARTS, epochs=60, longer=1.1),
-                },
-            },
-        ),
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.recraft.measure:measured_grid"),
     tables=(
         PaperTable(
             title="Darcy flow (Tables 1 and 3): relative ℓ2, which is nRMSE for one channel",

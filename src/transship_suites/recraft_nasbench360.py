@@ -5,11 +5,9 @@ Tables 2, 4 and 7 of the paper. It runs where the hub, the data and a GPU are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transship_suites.materials.origins import data
 from transship_suites.recraft.declared import below, common_needs, paper_suite
-from transship_suites.runner import Case, Context, Heading, Measurement, Need, Options, Quantity, cell
+from transship_suites.runner import Heading, MeasuredBy, Need, Options, Quantity, cell
 
 # task → heading, the metric of its column, and whether it is shown as per cent
 _SHOWN: dict[str, tuple[str, str, bool]] = {
@@ -25,13 +23,6 @@ _SHOWN: dict[str, tuple[str, str, bool]] = {
 _SOURCE = (
     "nb360.ml.cmu.edu, as $TRANSSHIP_DATA/nasbench360/{name}.npz: x_train, y_train, x_test, y_test, x {shape}"
 )
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one method on one task."""
-    from transship_suites.recraft.paper import measured  # declaring costs no torch
-
-    return measured(case, context)
 
 
 def needs(options: Options) -> list[Need]:
@@ -82,5 +73,5 @@ suite = paper_suite(
         ", mean of the five classifications",
         {"nft": "Table 2", "orca": "Table 2", "fa": "Table 7"},
     ),
-    run=run,
+    run=MeasuredBy("transship_suites.recraft.paper:measured"),
 )

@@ -5,20 +5,11 @@ Tables 1, 3, 5 and 6 of the paper. It runs where the hub, the data and a GPU are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transship_suites.recraft.declared import METHODS, TASKS, TITLES, below, common_needs, paper_suite
-from transship_suites.runner import Case, Context, Heading, Measurement, Need, Options, Quantity, cell
+from transship_suites.runner import Heading, MeasuredBy, Need, Options, Quantity, cell
 
 EQUATIONS = TASKS["pdebench"]
 _SOURCE = "PDEBench, doi:10.18419/darus-2986, as $TRANSSHIP_DATA/pdebench/"
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one method on one equation."""
-    from transship_suites.recraft.paper import measured  # declaring costs no torch
-
-    return measured(case, context)
 
 
 def needs(options: Options) -> list[Need]:
@@ -65,5 +56,5 @@ suite = paper_suite(
             "fa": "Section 4.4",
         },
     ),
-    run=run,
+    run=MeasuredBy("transship_suites.recraft.paper:measured"),
 )

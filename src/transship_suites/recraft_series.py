@@ -6,7 +6,6 @@ of the UCR archive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.materials.origins import FIELDS, UCR, packaged_models, ucr_data
@@ -26,12 +25,10 @@ from transship_suites.recraft.declared import (
 )
 from transship_suites.recraft.scales import BACKBONE, FURTHER, LOW, METHODS, SCALES, SECOND
 from transship_suites.runner import (
-    Case,
     Claim,
-    Context,
     EveryRun,
     Heading,
-    Measurement,
+    MeasuredBy,
     Options,
     PaperTable,
     Quantity,
@@ -54,16 +51,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
                 {"variant": variant, "task": task, "backbone": name, "part": part} for name, part in parts
             ]
     return listed
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one part on one task: all parts of a seed share rows and first weights.
-
-    The seeds of a variant may take its tasks in turn.
-    """
-    from transship_suites.recraft.measure import measured_series  # declaring costs no torch
-
-    return measured_series(case, context)
 
 
 _LOW: dict[str, Any] = {"variant": "low", "backbone": BACKBONE}
@@ -247,7 +234,7 @@ suite = Suite(
     ),
     scales=SCALES,
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.recraft.measure:measured_series"),
     tables=(
         PaperTable(
             title="Accuracy with few labelled rows",

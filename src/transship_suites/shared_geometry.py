@@ -5,19 +5,16 @@ Digits of scikit-learn, small convolutional networks of several widths; everythi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship.report import Figure
 from transship.report.figures import heat_map
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Curve,
     Heading,
-    Measurement,
+    MeasuredBy,
     Need,
     Options,
     Paper,
@@ -40,13 +37,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
     """Return a comparison of layers per width, and a stitching between a pair of widths each way."""
     pairs = [{"part": "stitch", "source": source, "target": target} for source, target in PAIRS]
     return [*product(part=["layers"], width=options["widths"]), *pairs]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one pair of networks."""
-    from transship_suites.materials.small_convolutions import measured  # declaring costs no torch
-
-    return measured(case, context)
 
 
 def figures(result: SuiteResult) -> list[Figure]:
@@ -160,7 +150,7 @@ suite = Suite(
         ),
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.materials.small_convolutions:measured"),
     tables=(
         PaperTable(
             title="Corresponding layers found",

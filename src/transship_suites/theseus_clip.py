@@ -5,19 +5,16 @@ Tables 1 and 3–8 and Figure 2 of the paper. It runs where the hub, the data an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.materials.image_sets import IMAGE_SETS
 from transship_suites.materials.origins import gpu, model
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Curve,
     Heading,
-    Measurement,
+    MeasuredBy,
     Need,
     Options,
     PaperTable,
@@ -79,13 +76,6 @@ PARTS: dict[str, dict[str, Any]] = {
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return every part with every image set."""
     return product(part=list(options["parts"]), task=options["tasks"])
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one image set between one pair of models."""
-    from transship_suites.theseus.clip import ClipTransports  # declaring costs no torch
-
-    return ClipTransports(case, context).measured()
 
 
 def needs(options: Options) -> list[Need]:
@@ -208,7 +198,7 @@ suite = Suite(
         )
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.theseus.clip:ClipTransports"),
     tables=(
         _table(
             "Narrow to wide by batches (Table 1)",

@@ -7,17 +7,14 @@ published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.materials.origins import packaged_models, text_data
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Heading,
-    Measurement,
+    MeasuredBy,
     Options,
     PaperTable,
     Quantity,
@@ -28,12 +25,11 @@ from transship_suites.runner import (
 )
 from transship_suites.theseus.declared import ABOUT, PAPER, PUBLISHED, TEXT_SOURCE, gain_of
 
-# tasks and targets of the claims, those that are shown with one seed, and those of the large scale alone
+# tasks and targets of the claims, and those that are shown with one seed
 MAIN = {"trec": ["granite-small", "minilm-l3"]}
 OTHERS = ["bge-small", "distilbert-768", "mpnet-base"]
 TASKS = ("supersenses", "sst2", "sick")
 ONCE = {**{task: ["minilm-l3", "granite-small"] for task in TASKS}, "trec": OTHERS}
-LARGE = dict.fromkeys(TASKS, OTHERS)
 FULL = ["theseus", "gradient", "gradient blend", "random-aligned"]
 SMALL = ["theseus", "gradient", "random-aligned", "identity"]
 ONE_WIDTH = ("minilm-l3", "granite-small", "bge-small")  # the source's own, so that updates can be copied
@@ -44,19 +40,6 @@ def cases(options: Options) -> list[dict[str, Any]]:
     """Return a task per target, and the published fine-tune per target."""
     listed = [*options["main"].items(), *options["once"].items(), ("published", options["published"])]
     return [case for task, targets in listed for case in product(task=[task], target=targets)]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one task on one target; what is no claim's is measured with one seed."""
-    from transship_suites.theseus.text import TextTransports, published  # declaring costs no torch
-
-    task, target = str(case["task"]), str(case["target"])
-    main = target in context.options["main"].get(task, ())
-    if not main and case.seed % context.options["seeds"]:
-        return ()
-    if task == "published":
-        return published(target, context)
-    return TextTransports(case, context, context.options["full" if main else "small"]).measured()
 
 
 def _gain(method: str, metric: str, target: str) -> Quantity:
@@ -112,18 +95,6 @@ def _table(task: str, target: str) -> PaperTable:
     rows = tuple(Condition(name, {"method": name, "task": task, "target": target}) for name in names)
     return PaperTable(title=f"{task} to {target}", rows=rows, columns=columns, **_paper(task, target))
 
-
-_WHOLE = {
-    "published": ["bge-small", "minilm-l3"],
-    "seeds": 3,
-    "epochs": 2,
-    "full": {"test": 500, "batches": 20, "probe": [*PROBES], "methods": FULL},
-    "small": {"test": 500, "batches": 10, "probe": [*PROBES], "methods": SMALL},
-}
-_WHOLE_NEEDS = (
-    *text_data("sst2", "sick", "supersenses"),
-    *packaged_models(PUBLISHED, "bge-small", "mpnet-base", "distilbert-768"),
-)
 
 suite = Suite(
     title="THESEUS between real sentence encoders",
@@ -191,26 +162,27 @@ suite = Suite(
         "full": Scale(
             seeds=3,
             minutes=85,
-            options={**_WHOLE, "main": MAIN, "once": ONCE},
-            needs=_WHOLE_NEEDS,
-        ),
-        "large": Scale(
-            seeds=3,
-            minutes=120,
             options={
-                **_WHOLE,
                 "main": MAIN,
-                "once": {**ONCE, **{task: [*ONCE[task], *OTHERS] for task in TASKS}},
+                "once": ONCE,
+                "published": ["bge-small", "minilm-l3"],
+                "seeds": 3,
+                "epochs": 2,
+                "full": {"test": 500, "batches": 20, "probe": [*PROBES], "methods": FULL},
+                "small": {"test": 500, "batches": 10, "probe": [*PROBES], "methods": SMALL},
             },
-            needs=_WHOLE_NEEDS,
+            needs=(
+                *text_data("sst2", "sick", "supersenses"),
+                *packaged_models(PUBLISHED, "bge-small", "mpnet-base", "distilbert-768"),
+            ),
         ),
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.theseus.text:measured"),
     tables=(
         *(
             _table(task, target)
-            for listed in (MAIN, ONCE, LARGE)
+            for listed in (MAIN, ONCE)
             for task, targets in listed.items()
             for target in targets
         ),

@@ -6,17 +6,14 @@ Tables 1 and 3–8 and Figure 2 of the paper, at a size that two cores train in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from transship_suites.materials.origins import SHIFTS, packaged_data
 from transship_suites.runner import (
-    Case,
     Claim,
     Condition,
-    Context,
     Curve,
-    Measurement,
+    MeasuredBy,
     Options,
     PaperTable,
     Quantity,
@@ -44,13 +41,6 @@ from transship_suites.theseus.declared import (
 def cases(options: Options) -> list[dict[str, Any]]:
     """Return every part with its tasks."""
     return [case for part, tasks in options["parts"].items() for case in product(part=[part], task=tasks)]
-
-
-def run(case: Case, context: Context) -> Iterable[Measurement]:
-    """Measure one task between one pair of networks."""
-    from transship_suites.theseus.small import SmallTransports  # declaring costs no torch
-
-    return SmallTransports(case, context).measured()
 
 
 def _share(method: str, part: str = "wider") -> Quantity:
@@ -186,7 +176,7 @@ suite = Suite(
         ),
     },
     cases=cases,
-    run=run,
+    run=MeasuredBy("transship_suites.theseus.small:SmallTransports"),
     tables=(
         table_of_methods(
             "Narrow to wide, eight tasks",

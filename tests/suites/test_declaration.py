@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 
 from transship_suites import load_suite, suite_names
-from transship_suites.runner import Case, Condition, Heading, PaperTable, Suite, product
+from transship_suites.runner import Case, Condition, Heading, MeasuredBy, PaperTable, Suite, product
 from transship_suites.runner.quantities import Combined, MetricMean, Quantity
 
 ROWS = (Condition("a"), Condition("b"))
@@ -79,6 +80,8 @@ def test_every_suite_keeps_the_contract(name: str):
     if "paper" not in suite.scales:
         assert suite.scales["quick"].minutes < suite.scales["full"].minutes
     assert all(_cells(claim.quantity) for claim in suite.claims)
+    assert isinstance(suite.run, MeasuredBy)
+    assert callable(pkgutil.resolve_name(suite.run.name))
 
 
 @pytest.mark.parametrize("name", suite_names())

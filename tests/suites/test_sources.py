@@ -83,6 +83,14 @@ def test_a_room_that_suites_share_counts_for_those_that_import_it(tmp_path: Path
     assert suite_fingerprint(other) == before_other
 
 
+def test_what_measures_elsewhere_counts_like_an_import(tmp_path: Path, monkeypatch):
+    root = packages(tmp_path, monkeypatch)
+    suite = write(tmp_path / "suite.py", 'run = MeasuredBy("transship_suites.shared.small:measured")')
+    before = suite_fingerprint(suite)
+    write(root / "transship_suites" / "shared" / "__init__.py", "v = 2")
+    assert suite_fingerprint(suite) != before
+
+
 def test_a_verb_counts_with_the_methods_it_finds_by_listing(tmp_path: Path, monkeypatch):
     root = packages(tmp_path, monkeypatch)
     suite = write(tmp_path / "suite.py", "from transship.verbs.merge import run")

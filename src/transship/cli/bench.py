@@ -35,7 +35,7 @@ MANY = 6
 @click.option("--quick", is_flag=True, help="Minutes instead of the full size; short for --scale quick.")
 @click.option(
     "--scale",
-    type=click.Choice(["quick", "full", "large", "paper"]),
+    type=click.Choice(["quick", "full", "paper"]),
     help="The size [default: full]; 'paper' is the paper's own setting: its models, its data, a GPU.",
 )
 @click.option(
@@ -100,9 +100,9 @@ def command(
     """
     from transship_suites.runner import bench  # start-up: `--help` of all commands
 
-    if memory is not None and scale in ("large", "paper"):
+    if memory is not None and scale == "paper":
         raise OptionError(
-            f"nobody has measured what --scale {scale} takes", where="--memory", fix="leave --memory out"
+            "nobody has measured what --scale paper takes", where="--memory", fix="leave --memory out"
         )
     budget = MemoryBudget.parse(memory)
     budget.require(WORK if jobs is None else jobs * (WORK + TORCH) - TORCH, "a suite")

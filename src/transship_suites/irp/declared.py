@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transship_suites.runner import (
-    Claim,
-    Condition,
-    Heading,
-    PaperTable,
-    Quantity,
-    cell,
-    printed,
-    read_paper,
-)
+from transship_suites.runner import Claim, Condition, Heading, PaperTable, Quantity, cell, printed, read_paper
 
 PAPER, ABOUT = read_paper(Path(__file__).with_name("paper.toml"))
 PRINTED: Mapping[str, Sequence[float]] = ABOUT["printed"]

@@ -30,6 +30,11 @@ K = 10
 Recall = Callable[[Any], float]
 
 
+def measured(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure one pair of encoders on one corpus."""
+    return (measure_glosses if case["corpus"] == "glosses" else measure_retrieval)(case, context)
+
+
 def measure_glosses(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure one pair of encoders with every number of anchors."""
     options = context.options

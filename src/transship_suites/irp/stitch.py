@@ -30,6 +30,12 @@ from transship_suites.runner import Case, Context, Measurement
 Rows = Mapping[str, Any]  # by encoder
 
 
+def measured(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure a case of the small suite."""
+    parts = {"sensitivity": measure_sensitivity, "scale": measure_scale}
+    return parts.get(str(case["part"]), measure_stitch)(case, context)
+
+
 def measure_stitch(case: Case, context: Context) -> Iterator[Measurement]:
     """Measure all ordered pairs of encoders and heads."""
     anchors, heads, test, labels = encoded(case, context)

@@ -21,12 +21,7 @@ from transship_suites.otmf.names import (
     POLISHED,
     SWEPT,
 )
-from transship_suites.runner import (
-    Claim,
-    Quantity,
-    cell,
-    highest,
-)
+from transship_suites.runner import Claim, Quantity, cell, highest
 
 Stated = tuple[str, Quantity, float]  # a claim's text, its quantity and the least it must be
 

@@ -85,24 +85,4 @@ FULL = Scale(
         },
     },
 )
-_LONGER = {**_SETTINGS, "epochs": 15}
-_BOTH = {BACKBONE: METHODS, SECOND: CORE}
-LARGE = Scale(
-    seeds=5,
-    minutes=6500,
-    needs=_NEEDS,
-    options={
-        "seeds": 5,
-        "variants": {
-            "low": _variant(LOW, 300, 1000, longer=1.5, epochs=15),
-            "further": _variant(FURTHER, 300, 1000, longer=1.5, epochs=15),
-            "second": _variant(LOW, 300, 1000, backbones={SECOND: CORE}, longer=1.5, epochs=15),
-            worth.VARIANT: worth.variant(
-                BACKBONE, SECOND, test=1000, in_turn=False, settings=_LONGER, methods=_RECRAFT
-            ),
-            "all": _variant(UCR, None, None, backbones=_BOTH, longer=1.3, epochs=15, batch_size=32),
-            "fields": _variant(FIELDS, 1000, 100, operator=True, longer=1.2, epochs=60),
-        },
-    },
-)
-SCALES = {"quick": QUICK, "full": FULL, "large": LARGE}
+SCALES = {"quick": QUICK, "full": FULL}

@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +161,7 @@ class Context:
 
 
 class Experiment(ABC):
-    """The models and data of one case, and what is measured of them: a suite's `run` makes one."""
+    """The models and data of one case, and what is measured of them: a suite's `run` may be one."""
 
     def __init__(self, case: Case, context: Context) -> None:
         self.case, self.context, self.options = case, context, context.options
@@ -173,3 +173,6 @@ class Experiment(ABC):
     @abstractmethod
     def measured(self) -> Iterable[Measurement]:
         """Measure the case."""
+
+    def __iter__(self) -> Iterator[Measurement]:
+        return iter(self.measured())

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import importlib.util
 import itertools
+import pkgutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,6 +80,18 @@ class Need:
     name: str
     source: str
     license: str = ""
+
+
+@dataclass(frozen=True)
+class MeasuredBy:
+    """What measures a case, as `module:name`: imported when a case runs, so that declaring costs no torch."""
+
+    name: str
+
+    def __call__(self, case: Case, context: Context) -> Measured:
+        """Measure a case."""
+        measured: Measured = pkgutil.resolve_name(self.name)(case, context)
+        return measured
 
 
 @dataclass(frozen=True)
@@ -191,11 +204,10 @@ class Suite:
         summary: a paragraph: what is done, on what.
         paper: whose table it is.
         claims: what the measurements shall confirm or refute.
-        scales: `quick` and `full`, and `large` where there is more to run; or `paper` alone, the paper's own
-            setting.
+        scales: `quick` and `full`, or `paper` alone, the paper's own setting.
         cases: from a scale's options to the factors of the cases; the runner adds the seeds.
         run: from a case and its context to metrics, or to several measurements whose factors are added to the
-            case's.
+            case's; a function of this file, or `MeasuredBy` one of another.
         tables: what is shown of it.
         curves: likewise.
         figures: makes further figures (blocks of `transship.report`) from the `SuiteResult`.

@@ -56,7 +56,7 @@ def _files(room: str) -> list[Path]:
 
 
 def _rooms(file: Path) -> frozenset[str]:
-    """Return the rooms that a file imports, also inside functions."""
+    """Return the rooms that a file imports, also inside functions, and those of `MeasuredBy`."""
     if file.suffix != ".py":
         return frozenset()
     rooms: set[str] = set()
@@ -82,6 +82,8 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             and node.module.split(".")[0] in {LIBRARY, SUITES}
         ):
             yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(f"{SUITES}."):
+            yield str(node.value).partition(":")[0]
 
 
 def _room(parts: list[str]) -> set[str]:

@@ -6,16 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transship_suites.runner import (
-    Condition,
-    Heading,
-    Level,
-    PaperTable,
-    Quantity,
-    cell,
-    percent,
-    read_paper,
-)
+from transship_suites.runner import Condition, Heading, Level, PaperTable, Quantity, cell, percent, read_paper
 
 PAPER, ABOUT = read_paper(Path(__file__).with_name("paper.toml"))
 # part → row → accuracies on eight image sets, and their mean

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,17 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 # strengths that are tried, by agreement with the fine-tuned source on the calibration inputs
 GRID = (0.0, 2.0, 4.0, 8.0, 12.0, 16.0)
 PENALTIES = (0.1, 1.0, 10.0)  # of probes, by four folds of their rows
+
+
+def measured(case: Case, context: Context) -> Iterable[Measurement]:
+    """Measure one task on one target; what is no claim's is measured with one seed."""
+    task, target = str(case["task"]), str(case["target"])
+    main = target in context.options["main"].get(task, ())
+    if not main and case.seed % context.options["seeds"]:
+        return ()
+    if task == "published":
+        return published(target, context)
+    return TextTransports(case, context, context.options["full" if main else "small"])
 
 
 class TextTransports(Experiment):

@@ -8,16 +8,7 @@ from torch import Tensor, nn
 
 from transship.verbs.merge.tasks.heads import LinearHead
 from transship_suites.materials.bodies import encode
-from transship_suites.otmf.names import (
-    CARRIED,
-    HEADS,
-    LABEL_HEADS,
-    ONCE,
-    OWN,
-    PAPER,
-    POLISHED,
-    TUNED,
-)
+from transship_suites.otmf.names import CARRIED, HEADS, LABEL_HEADS, ONCE, OWN, PAPER, POLISHED, TUNED
 from transship_suites.otmf.trajectory import (
     BodyView,
     KnownInputs,

@@ -171,7 +171,7 @@ def columns_filled_by(method: str, table: PaperTable) -> set[str]:
 @pytest.mark.slow
 def test_the_cases_of_theseus_text_measure_every_row_and_claim(small_encoders, tmp_path):
     suite = load_suite("theseus-text")
-    options = suite.scales["large"].options
+    options = suite.scales["full"].options
     found = [
         one
         for case in suite.cases(options)
