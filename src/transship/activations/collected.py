@@ -50,11 +50,9 @@ class CollectedMoments:
         return self.of(pair, "input", normalise=normalise)
 
     def output(self, pair: str | SitePair, *, normalise: bool = False) -> Moments:
-        """Return the Moments of what leaves a pair of sites."""
         return self.of(pair, "output", normalise=normalise)
 
     def has(self, pair: str | SitePair, side: Side) -> bool:
-        """Return whether this side of the pair was collected."""
         return (_name(pair), side) in self.entries
 
     def of(self, pair: str | SitePair, side: Side, *, normalise: bool = False) -> Moments:
@@ -104,7 +102,6 @@ class CollectedMoments:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all accumulators."""
         return sum(moments.nbytes for moments in self.kept.values())
 
     def __add__(self, other: "CollectedMoments") -> "CollectedMoments":
@@ -130,7 +127,6 @@ class CollectedMoments:
             self.write(place)
 
     def write(self, place: Path) -> None:
-        """Write the files into an existing folder."""
         save_moments(place / "moments.safetensors", dict(self.kept))
         entries = [[*key, asdict(entry)] for key, entry in self.entries.items()]
         described = {

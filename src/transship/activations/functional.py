@@ -35,12 +35,10 @@ class FunctionalModel:
 
     @property
     def module(self) -> nn.Module:
-        """The module that runs."""
         return self.loaded.model
 
     @cached_property
     def readout(self) -> Readout:
-        """How outputs are read."""
         return Readout(self.loaded)
 
     @cached_property

@@ -35,7 +35,6 @@ class LinearHead:
     bias: Float[Tensor, " outputs"] | None = None
 
     def __call__(self, features: Float[Tensor, "inputs width"]) -> Float[Tensor, "inputs outputs"]:
-        """Return the outputs."""
         bias = None if self.bias is None else self.bias.to(features)
         return functional.linear(features, self.weight.to(features), bias)
 
@@ -47,7 +46,6 @@ class LinearHead:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both tensors."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def linear(self) -> nn.Linear:
@@ -109,7 +107,6 @@ class HeadRows:
     count: int = 0
 
     def add(self, features: Float[Tensor, "rows width"], outputs: Float[Tensor, "rows outputs"]) -> None:
-        """Add rows."""
         self.features.append(features.float().cpu())
         self.outputs.append(outputs.float().cpu())
         self.count += len(features)

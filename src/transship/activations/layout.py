@@ -67,7 +67,6 @@ class RowOperator:
 
     @property
     def rows(self) -> int:
-        """How many rows it makes."""
         return len(self.indices) if self.starts is None else len(self.starts)
 
     def apply(

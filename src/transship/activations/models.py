@@ -47,7 +47,6 @@ class Batch:
     size: int
 
     def layout(self, stack: str) -> TokenLayout:
-        """Return the layout of a stack."""
         return self.layouts.get(stack) or self.layouts.get("") or TokenLayout(self.size)
 
 
@@ -78,7 +77,6 @@ class LoadedModel:
 
     @cached_property
     def sites(self) -> list[Site]:
-        """The model's sites."""
         return find_sites(self.model, self.config)
 
     @cached_property
@@ -92,7 +90,6 @@ class LoadedModel:
 
     @cached_property
     def encoder_decoder(self) -> bool:
-        """Whether there are an encoder and a decoder stack."""
         return bool(getattr(self.config, "is_encoder_decoder", False)) and any(
             site.stack == "decoder" for site in self.sites
         )

@@ -100,7 +100,6 @@ class Readout:
         return not all(names) or names[0] == names[1]
 
     def __call__(self, batch: Batch) -> Reading:
-        """Run the model and read it."""
         caught: list[Tensor] = []
         taps = [] if self.head is None else [Tap(self.head.path, "input")]
         with watching(self.loaded.model, taps, lambda tap, tensor: caught.append(tensor)):

@@ -33,7 +33,6 @@ class Part:
 
     @property
     def width(self) -> int:
-        """Rows in the part."""
         return self.groups * (self.stop - self.start)
 
     def slices(self) -> Iterator[tuple[slice, slice]]:

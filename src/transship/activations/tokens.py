@@ -282,7 +282,6 @@ class TokenPairs:
         )
 
     def take(self, keep: Bool[np.ndarray, " rows"]) -> "TokenPairs":
-        """Return the kept rows."""
         mixed = self.mixed
         if mixed is not None:
             rows, sources, weights = mixed

@@ -40,12 +40,10 @@ class Input:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        """Take the reference as the user gave it."""
         object.__setattr__(self, "name", public_name(self.name))
 
     @classmethod
     def of(cls, role: str, checkpoint: Checkpoint) -> Input:
-        """Return the input that a checkpoint is."""
         return cls(role, checkpoint.name, checkpoint.fingerprint())
 
 
@@ -153,7 +151,6 @@ class ModelCard:
         }
 
     def files(self) -> dict[str, str]:
-        """Return the two files by name."""
         return {"README.md": self.markdown(), "transship.json": as_json(self.provenance())}
 
 

@@ -131,7 +131,6 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all independent tensors."""
         return sum(info.nbytes for info in self.tensors.values())
 
     @property
@@ -317,7 +316,6 @@ class LowRank:
         return read
 
     def factors(self) -> Factors:
-        """Return the factors."""
         return self.load()
 
 
@@ -329,7 +327,6 @@ class DenseChange:
     load: Callable[[], Array]
 
     def reader(self) -> Reader:
-        """Return stretches of the array."""
         flat = np.asarray(self.load(), np.float32).reshape(-1)
         return lambda start, stop: flat[start:stop]
 

@@ -40,7 +40,6 @@ class DType:
 
     @property
     def itemsize(self) -> int:
-        """Return the bytes of one element."""
         return self.storage.itemsize
 
     @property

@@ -288,7 +288,6 @@ class PickleFile:
         return self._values[name]
 
     def close(self) -> None:
-        """Let go of the tensors."""
         self._values = {}
 
 

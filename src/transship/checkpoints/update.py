@@ -141,12 +141,10 @@ class Update:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the tensors that may change."""
         return tuple(self._terms)
 
     @property
     def parameters(self) -> int:
-        """Return the number of elements that may change."""
         return sum(math.prod(self.shape(name)) for name in self._terms)
 
     def __contains__(self, name: object) -> bool:
@@ -156,7 +154,6 @@ class Update:
         return f"Update({len(self._terms)} tensors of {self.base.name if self.base else 'no base'!r})"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one tensor."""
         return self._sum(name)[0][1].shape
 
     def layout(self, name: str) -> Layout:

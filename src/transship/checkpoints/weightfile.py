@@ -42,7 +42,6 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
         return self.nbytes // BY_NAME[self.dtype].itemsize
 
     @property

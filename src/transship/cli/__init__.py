@@ -67,7 +67,6 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import and return one command."""
         return _load(name) if name in COMMANDS else None
 
 
@@ -130,7 +129,6 @@ class Escaped(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Hand on."""
         self._stream.flush()
 
     def isatty(self) -> bool:
@@ -138,16 +136,13 @@ class Escaped(io.TextIOBase):
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """Return that of the stream behind."""
         return self._stream.fileno()
 
     def writable(self) -> bool:
-        """Return True."""
         return True
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream behind."""
         return self._stream.encoding
 
     @property

@@ -191,7 +191,6 @@ def _watch(runs: list[SuiteRun], jobs: int) -> Iterator[SuiteRun]:
 
 
 def _plan(run: SuiteRun, *, alone: bool) -> str:
-    """Return what a suite is about to do."""
     finished = len(run.earlier()[0])
     text = f"{run.suite.name}, {run.scale}: {len(run.cases)} cases over {len(run.seeds)} seeds"
     text += f", {finished} of them finished before" if finished else ""

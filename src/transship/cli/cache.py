@@ -65,7 +65,6 @@ def command(kinds: tuple[str, ...], force: bool, as_json: bool) -> None:
 
 
 def _listed() -> Page:
-    """Return the table of what is there."""
     places = [(kind, folders.cache(kind), what) for kind, what in COMPUTED.items()]
     places += [("data", folder, "data sets, found by name") for folder in data.data_folders()]
     places += [("models", folder, "models, found by name") for folder in data.model_folders()]

@@ -107,7 +107,6 @@ def _table(command: click.Command, given: Any, path: tuple[str, ...], file: str)
 
 
 def _variables(command: click.Command, name: str) -> Table:
-    """Return what variables say of a command and of the commands below it."""
     here = {variable(path, option): (path, option) for path, option in _all_options(command, (name,))}
     start = f"transship_{name}_".upper()
     values: Table = {}

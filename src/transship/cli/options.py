@@ -68,7 +68,6 @@ def _described(kind: type) -> list[tuple[dataclasses.Field[Any], Any, str]]:
 
 
 def _sentence(text: str) -> str:
-    """Return a help as a sentence."""
     text = text[:1].upper() + text[1:] if text[:1].isalpha() else text
     return text if not text or text.endswith(".") else f"{text}."
 
@@ -148,7 +147,6 @@ def _choices(part: Any) -> list[str]:
 
 
 def _written(default: Any) -> Any:
-    """Return a default as it would be given."""
     return {True: "yes", False: "no"}[default] if isinstance(default, bool) else default
 
 

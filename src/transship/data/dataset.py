@@ -77,11 +77,9 @@ class Dataset:
                 )
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.inputs)
 
     def __repr__(self) -> str:
-        """Return a line that says what this is."""
         parts = [f"{len(self):,} × {self.kind}"]
         if self.classes:
             parts.append(f"{self.classes} classes")

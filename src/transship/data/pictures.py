@@ -59,7 +59,6 @@ class EncodedImages(LazyRows):
         return f"image {self.mode} ".encode() + self.encoded(index)
 
     def encoded(self, index: int) -> bytes:
-        """Return the encoded bytes of one image."""
         value = self.rows[index]
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
@@ -99,7 +98,6 @@ class PixelImages(LazyRows):
         return image.convert(self.mode) if self.mode and image.mode != self.mode else image
 
     def raw(self, index: int) -> bytes:
-        """Return the pixels."""
         row = self.pixels[index]
         return f"pixels {self.mode} {row.shape} ".encode() + bytes(row.tobytes())
 

@@ -52,7 +52,6 @@ class ChosenRows(LazyRows):
         return self.base[int(self.chosen[index])]
 
     def raw(self, index: int) -> bytes:
-        """Return the bytes of the row that is meant."""
         position = int(self.chosen[index])
         return self.base.raw(position) if isinstance(self.base, LazyRows) else encode(self.base[position])
 

@@ -38,15 +38,12 @@ class DataTable(ABC):
         """Return a whole column."""
 
     def type_of(self, name: str) -> Any:
-        """Return the pyarrow type of a column."""
         return self.column(name).type
 
     def rows_of(self, name: str) -> LazyRows:
-        """Return a column row by row."""
         return ArrowRows(self.column(name))
 
     def folder(self) -> Path | None:
-        """Return the folder that relative paths in the table refer to."""
         return None
 
 
@@ -88,7 +85,6 @@ class MemoryTable(DataTable):
             ) from error
 
     def folder(self) -> Path | None:
-        """Return the folder of the file."""
         return self._folder
 
 
@@ -112,7 +108,6 @@ class ParquetTable(DataTable):
         super().__init__(source, names, count, parquet_classes(schema.metadata or {}))
 
     def column(self, name: str) -> Any:
-        """Read one column of all files."""
         import pyarrow
 
         if name == "split" and self._splits:
@@ -146,7 +141,6 @@ class ParquetTable(DataTable):
         return ArrowRows(self.column(name)) if name == "split" else ParquetRows(self._files, name)
 
     def folder(self) -> Path | None:
-        """Return the folder of the first file."""
         return self._paths[0].parent
 
 

@@ -114,7 +114,6 @@ class LinearMap:
         )
 
     def to(self, dtype: torch.dtype) -> "LinearMap":
-        """Return the map with arrays of another dtype."""
         return LinearMap(
             self.matrix.to(dtype),
             None if self.source_mean is None else self.source_mean.to(dtype),

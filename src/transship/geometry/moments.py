@@ -102,7 +102,6 @@ class Moments:
         exact: bool | None = None,
         name: str = "moments",
     ) -> "Moments":
-        """Return the Moments of one set of rows."""
         moments = cls.zeros(a.shape[1], b.shape[1], parts=parts, name=name, device=a.device)
         moments.update(a, b, weights, exact=exact)
         return moments

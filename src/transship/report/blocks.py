@@ -61,7 +61,6 @@ class Column:
 
     @property
     def heading(self) -> str:
-        """Return the name with the unit."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
@@ -111,7 +110,6 @@ class Table:
         return [_is_numeric([row[place] for row in self.rows]) for place in range(len(self.columns))]
 
     def cells(self) -> list[list[Cell]]:
-        """Return the cells row by row."""
         by_column = [_cells(head, [row[place] for row in self.rows]) for place, head in enumerate(self.heads)]
         return [list(row) for row in zip(*by_column, strict=True)] if by_column else []
 
@@ -136,7 +134,6 @@ class KeyFigure:
 
     @property
     def shown(self) -> str:
-        """Return the value as it is read."""
         return show(self.value)
 
 
@@ -187,7 +184,6 @@ class Facts:
 
     @property
     def table(self) -> Table:
-        """Return the entries as people read them."""
         rows = [[name.replace("_", " "), value] for name, value in _flat(self.entries)]
         return Table(["fact", Column("value", code=True)], rows, sortable=False)
 

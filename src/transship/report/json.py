@@ -56,7 +56,6 @@ def _entries(block: Block) -> Iterator[tuple[str, Any]]:
 
 
 def _carried(value: Any) -> Any:
-    """Return what JSON can carry of a value."""
     value = plain(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _carried(getattr(value, field.name)) for field in dataclasses.fields(value)}

@@ -72,7 +72,6 @@ class VerbResult:
         return max(others, key=others.__getitem__)
 
     def line(self) -> str:
-        """Return the result in one line."""
         rows = ", ".join(f"{name} {value:.1%}" for name, value in self.figures.items())
         return f"{self.verb:9} {self.unit}: {rows}"
 
@@ -81,7 +80,6 @@ class Demo:
     """Two base models of different width in a folder, and the verbs on them; what is there is used again."""
 
     def __init__(self, folder: Path, size: Size) -> None:
-        """Train what is missing."""
         self.folder, self.size = folder / size.folder, size
         self.train, self.test = models.load_digits("train"), models.load_digits("test")
         self.narrow = self._base("narrow", NARROW)
@@ -299,7 +297,6 @@ def signals(count: int, seed: int) -> tuple[Any, Any]:
 
 
 def _sentences(notes: Sequence[str]) -> str:
-    """Return notes as sentences behind others."""
     return "".join(f" {note[0].upper()}{note[1:].rstrip('.')}." for note in notes)
 
 

@@ -143,7 +143,6 @@ class Eye(nn.Module):
         self.vit: nn.Module = SHAPE.build().get_submodule("vit")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return one row per image."""
         states: Tensor = self.vit(images).last_hidden_state
         return states[:, 0]
 
@@ -160,7 +159,6 @@ class Upper(nn.Module):
         self.layer = layers
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return one row per input."""
         return self.levels(states)[-1]
 
     def levels(self, states: Tensor) -> list[Tensor]:
@@ -184,7 +182,6 @@ class _Tokens:
         return states.flatten(0, 1).index_select(0, self.places)
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Return the states with zeros where padded."""
         whole = rows.new_zeros(self.present.numel(), rows.shape[1]).index_copy(0, self.places, rows)
         return whole.view(*self.present.shape, -1)
 

@@ -171,7 +171,6 @@ class ImageTower(nn.Module):
         return embeddings
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Return the embeddings at unit length."""
         return nn.functional.normalize(self.get_image_features(pixel_values), dim=1)
 
 

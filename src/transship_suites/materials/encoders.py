@@ -23,7 +23,6 @@ class MeanEncoder(nn.Module):
         self.encoder = encoder
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Return one row per input."""
         states: Tensor = self.encoder(**inputs).last_hidden_state
         mask = inputs["attention_mask"][..., None].to(states.dtype)
         return (states * mask).sum(1) / mask.sum(1)

@@ -36,7 +36,6 @@ class Fields:
     outputs: Array
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.inputs)
 
 

@@ -34,7 +34,6 @@ class Question:
     test: str = "validation"
 
     def answer(self, label: float) -> str:
-        """Return the wanted answer of a row."""
         return self.answers[int(label)] if self.answers else f"{float(label):.1f}"
 
     def score(self, answers: Sequence[str], wanted: Sequence[str]) -> float:

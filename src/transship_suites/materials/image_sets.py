@@ -43,7 +43,6 @@ class ImageSet:
 
     @property
     def need(self) -> Need:
-        """What a suite declares."""
         return data(self.hub, self.layout)
 
 

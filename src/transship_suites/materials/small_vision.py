@@ -36,7 +36,6 @@ class LabelledRows:
         return len(self.labels)
 
     def take(self, rows: Tensor) -> LabelledRows:
-        """Return these rows."""
         return LabelledRows(self.inputs[rows], self.labels[rows])
 
 

@@ -54,7 +54,6 @@ class Here(nn.Module):
         self.body = body
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the features."""
         features: Tensor = self.body(images)
         return features.float().cpu()
 

@@ -284,7 +284,6 @@ class PictureMerging(SmallMerging):
     kind, batch = "picture", 64
 
     def load_task(self, name: str) -> LabelledTask:
-        """Return a task's pictures."""
         return pictures.load_task(name, self.options["rows"], self.options["test"])
 
     def load_base(self) -> nn.Module:
@@ -317,7 +316,6 @@ class TextMerging(SmallMerging):
     kind, batch = "text", 16
 
     def load_base(self) -> nn.Module:
-        """Return the upper blocks as they were published."""
         return bodies.upper_blocks(_encoder(), self.options["blocks"])
 
     def made_of(self) -> tuple[dict[str, Any], tuple[Any, ...]]:

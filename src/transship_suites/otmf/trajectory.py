@@ -102,7 +102,6 @@ class BodyView:
         return self._read("test", arrival.name, arrival.test)
 
     def head(self, kind: str, arrival: TunedTask) -> LinearHead:
-        """Return a task's head of a kind that is fitted to this body."""
         key = kind, arrival.name
         if key not in self._heads:
             features, known = self.known(arrival), arrival.known
@@ -113,7 +112,6 @@ class BodyView:
         return self._heads[key]
 
     def accuracy(self, arrival: TunedTask, head: LinearHead) -> float:
-        """Return a head's accuracy on the test inputs of its task."""
         return accuracy(head(self.test(arrival)), arrival.test_labels)
 
     def _read(self, part: str, name: str, inputs: Tensor) -> Tensor:

@@ -89,7 +89,6 @@ class MeasuredBy:
     name: str
 
     def __call__(self, case: Case, context: Context) -> Measured:
-        """Measure a case."""
         measured: Measured = pkgutil.resolve_name(self.name)(case, context)
         return measured
 

@@ -100,12 +100,10 @@ class SuiteResult:
     seconds: float
 
     def count(self, attachment: str) -> int:
-        """Return how many cases have an attachment of this name."""
         return sum(attachment in case.attachments for case in self.cases)
 
     @property
     def measurements(self) -> list[Measurement]:
-        """All measurements of all cases."""
         return [measurement for case in self.cases for measurement in case.measurements]
 
     def per_seed(self, quantity: Quantity) -> list[float | None]:
@@ -135,7 +133,6 @@ class SuiteResult:
 
     @classmethod
     def read(cls, path: Path) -> SuiteResult:
-        """Read a result from its JSON file."""
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:

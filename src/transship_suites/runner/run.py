@@ -110,12 +110,10 @@ class SuiteRun:
 
     @property
     def options(self) -> Options:
-        """The options of its scale."""
         return self.suite.scales[self.scale].options
 
     @property
     def minutes_per_case(self) -> float:
-        """What the suite declares."""
         return self.suite.scales[self.scale].minutes / len(self.cases)
 
     def earlier(self) -> tuple[list[CaseDone], list[Case]]:
@@ -143,7 +141,6 @@ class SuiteRun:
             yield self.step(result, done)
 
     def step(self, result: CaseResult, done: int) -> CaseDone:
-        """Return what is said of a case that has just been run."""
         return CaseDone(result.case, done, len(self.cases), result.seconds, reused=False)
 
     def cache(self) -> Cache:

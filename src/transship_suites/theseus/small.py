@@ -100,7 +100,6 @@ class SmallTransports(Transports):
         return networks.accuracy(model, self.test)
 
     def beside(self, model: nn.Module) -> dict[str, float]:
-        """Return the accuracy on pictures as they are."""
         return {"clean": networks.accuracy(model, self.clean)}
 
     def fine_tuned(self, model: nn.Module, steps: int) -> nn.Module:

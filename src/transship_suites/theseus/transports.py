@@ -64,7 +64,6 @@ class Transports(Experiment):
         )
 
     def beside(self, model: Any) -> dict[str, float]:
-        """Return what else is measured of a model."""
         return {}
 
     def plan(self, **settings: Any) -> Work:

@@ -54,12 +54,10 @@ class Work:
 
     @property
     def draws(self) -> Draws:
-        """Rows by purpose."""
         return self.plan.draws
 
     @property
     def settings(self) -> Settings:
-        """Everything that was asked for."""
         return self.plan.settings
 
     def with_settings(self, **changed: Any) -> Work:
@@ -68,12 +66,10 @@ class Work:
         return Work(dataclasses.replace(self.plan, settings=settings), self.prepared)
 
     def ready(self, method: TransportMethod) -> Prepared:
-        """Return what a method reads."""
         self.prepared = prepare(self.plan, method, known=self.prepared)
         return self.prepared
 
     def run(self, method: str | TransportMethod, *, keep: Any = None) -> Result:
-        """Move with one method."""
         chosen: TransportMethod = build_method("transport", method) if isinstance(method, str) else method
         settings, plan = self.plan.settings, self.plan
         if keep is not None:
@@ -82,7 +78,6 @@ class Work:
         return apply_method(plan, self.ready(chosen), chosen)
 
     def with_head(self, result: Result, method: TransportMethod) -> Result:
-        """Return a result with the head that a method carries onto it."""
         prepared = self.ready(method)
         head = fit_head(self.plan, prepared, method.needs.penalty, result.moved, result.strength)
         return dataclasses.replace(result, head=head)
@@ -92,7 +87,6 @@ class Work:
         return move(self.plan, self.ready(method).statistics, method)
 
     def strength(self, moved: Moved, *, carried: bool) -> Choice:
-        """Return the best strength of an update that was moved last."""
         assert self.prepared is not None
         return choose_strength(self.plan, self.prepared, moved, carried=carried)
 

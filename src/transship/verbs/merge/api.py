@@ -76,7 +76,6 @@ class Merged:
         return [report.Section("Found on data", blocks)] if blocks else []
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write the page."""
         return report.html.write(self.page(), path, force=force)
 
 

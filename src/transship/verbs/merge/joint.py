@@ -32,7 +32,6 @@ class JointTask:
 
     @property
     def name(self) -> str:
-        """The task's."""
         return self.task.name
 
     def update(self) -> Vector:
@@ -40,11 +39,9 @@ class JointTask:
         return dict(self.change)
 
     def view(self) -> TaskView:
-        """Return how it runs."""
         return self.task
 
     def labels(self) -> Tensor | None:
-        """Return the classes of its inputs."""
         return self.classes
 
     def close(self) -> None:

@@ -61,7 +61,6 @@ class ApplyPlan:
     note: str = ""
 
     def __str__(self) -> str:
-        """Return it as people read it."""
         narrow, wide = self.widths
         return (
             f"{self.rows:,} rows, {narrow} → {wide} wide, {format_bytes(self.bytes_in)} read, "

@@ -50,7 +50,6 @@ class TextSource(VectorSource):
     vector_column = "vector"
 
     def __init__(self, texts: Dataset) -> None:
-        """Keep the texts with their ids."""
         if texts.kind != "text":
             raise DataError(f"holds {texts.kind} rows", where=texts.name, fix="give texts")
         if len(set(map(str, texts.ids))) != len(texts):
@@ -66,7 +65,6 @@ class TextSource(VectorSource):
         self.place, self.stamp = StorePlace("text", texts.name, "", texts.name, Columns()), Stamp()
 
     def fingerprint(self) -> str:
-        """Return the content's hash."""
         return str(self.texts.fingerprint())[:32]
 
     def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
@@ -110,7 +108,6 @@ class Encoder(EncoderSettings):
         return folder if folder.is_dir() else None
 
     def ready(self) -> ReadyEncoder:
-        """Load the model."""
         model = load_model(
             str(find_model(self.model)),
             device=self.device,

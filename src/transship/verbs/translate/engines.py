@@ -91,12 +91,10 @@ class LocalEngine:
 
     @property
     def parallel(self) -> bool:
-        """Whether work leaves this process."""
         return self.jobs > 1
 
     @property
     def workers(self) -> list[Any]:
-        """The processes that have been started."""
         return [] if self._pool is None else list((self._pool._processes or {}).values())
 
     def __enter__(self) -> Self:
@@ -236,8 +234,6 @@ def _unshelved(place: Path) -> Any:
 
 
 class _Put(NamedTuple):
-    """A result that was put on the shelf."""
-
     place: Path
 
 
@@ -287,7 +283,6 @@ class RayEngine:
 
     @property
     def parallel(self) -> bool:
-        """Whether work leaves this process."""
         return True
 
     def __enter__(self) -> Self:
@@ -297,7 +292,6 @@ class RayEngine:
         pass
 
     def run(self, work: Work[Item, Result], shared: Any, items: Sequence[Item]) -> Results[Result]:
-        """Yield results as they become ready."""
         ray = load_ray()
         begun = not ray.is_initialized()
         if begun:

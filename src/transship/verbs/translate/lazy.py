@@ -109,7 +109,6 @@ class LazyIndex:
         self.calibration = (1.0, 0.0)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.index)
 
     def __repr__(self) -> str:

@@ -31,17 +31,14 @@ class Stitch:
         self.encoder, self.translator, self.head = encoder, translator, head
 
     def features(self, inputs: Any) -> Any:
-        """Return the inputs in the head's space."""
         vectors = inputs if self.encoder is None else self.encoder(inputs)
         return vectors if self.translator is None else self.translator.transform(vectors)
 
     def predict(self, inputs: Any) -> Any:
-        """Return what the head says."""
         features = self.features(inputs)
         return self.head.predict(features) if hasattr(self.head, "predict") else self.head(features)
 
     def score(self, inputs: Any, labels: Any) -> float:
-        """Return the accuracy."""
         return float((np.asarray(self.predict(inputs)) == np.asarray(labels)).mean())
 
 

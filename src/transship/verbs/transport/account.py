@@ -56,7 +56,6 @@ class Choice:
 
     @property
     def score(self) -> float:
-        """The score at the chosen strength."""
         return dict(self.curve).get(self.strength, float("nan"))
 
 

@@ -68,7 +68,6 @@ class GradientStep:
         """Do nothing: every batch is multiplied at once."""
 
     def step(self, items: Numbered) -> None:
-        """Add one batch."""
         inputs, numbers = [item for _, item in items], [number for number, _ in items]
         sides = self.stepper.source, self.stepper.target
         batches = sides[0].loaded.preprocess(inputs), sides[1].loaded.preprocess(inputs)

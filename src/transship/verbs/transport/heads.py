@@ -39,17 +39,14 @@ class CarriedHead:
 
     @property
     def weight(self) -> Float[Tensor, "outputs width"]:
-        """As a Linear holds it."""
         return LinearHead.of(self.map).weight
 
     @property
     def bias(self) -> Float[Tensor, " outputs"]:
-        """As a Linear holds it."""
         bias = LinearHead.of(self.map).bias
         return torch.zeros(self.map.width_target) if bias is None else bias
 
     def linear(self) -> nn.Linear:
-        """Return it as a module."""
         return LinearHead.of(self.map).linear()
 
 

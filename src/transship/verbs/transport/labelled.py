@@ -36,7 +36,6 @@ class Known:
 
     @classmethod
     def of(cls, draws: Draws, tuned: Readout, target: LoadedModel) -> "Known":
-        """Return the calibration inputs of a transport."""
         none = f"{draws.name} has no labels"
         if tuned.task != "tokens":
             labels = draws.calibration_labels
@@ -87,7 +86,6 @@ class Labelled:
     words: Words | None = None
 
     def __len__(self) -> int:
-        """Return how many labels there are."""
         return len(self.inputs) if self.words is None else len(self.words)
 
     def read(self, readout: Readout, size: int) -> Reading:
@@ -95,7 +93,6 @@ class Labelled:
         return readout.all(self.inputs, size) if self.words is None else self.words.read(readout, size)
 
     def notes(self) -> list[str]:
-        """Return what was left out."""
         notes = []
         if self.left_out:
             notes.append(
@@ -125,7 +122,6 @@ class MeasureRows:
     warm_steps: int = 0
 
     def __len__(self) -> int:
-        """Return how many labels there are."""
         return sum(len(rows) for rows in (self.test, self.original) if rows is not None)
 
 

@@ -45,7 +45,6 @@ class Participant:
 
     @property
     def model(self) -> LoadedModel:
-        """The model that runs."""
         if self.loaded is None:
             raise OptionError("an adapter has no model of its own", where=self.name, fix="give it as TUNED")
         return self.loaded
@@ -56,7 +55,6 @@ class Participant:
         return self.place or self.model
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights."""
         if self.checkpoint is not None:
             return self.checkpoint.fingerprint()
         digest = hashlib.sha256()

@@ -30,7 +30,6 @@ class Pace:
 
     @classmethod
     def of(cls, source: LoadedModel, target: LoadedModel, inputs: Sequence[Any]) -> "Pace":
-        """Run both on a few inputs."""
         rows = [inputs[row] for row in range(min(_TIMED, len(inputs)))]
         return cls(_seconds(source, rows), _seconds(target, rows))
 

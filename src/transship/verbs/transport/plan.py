@@ -167,7 +167,6 @@ class Plan:
         return collecting + asked + choosing + self.following_seconds()
 
     def source_changes(self) -> dict[str, torch.Tensor]:
-        """Return the update of the source by parameter."""
         names = [name for name, _ in self.source.model.model.named_parameters()]
         return {name: self.update.dense(name) for name in names if name in self.update}
 

@@ -126,7 +126,6 @@ class TransportMethod(Method):
 
     @property
     def needs(self) -> Needs:
-        """What must be prepared."""
         return Needs()
 
     @property
@@ -187,7 +186,6 @@ class MappedMethod(TransportMethod):
 
     @property
     def mapped(self) -> "MappedMethod":
-        """Itself."""
         return self
 
     @abstractmethod

@@ -116,7 +116,6 @@ class Result(Account):
         return self.adapter and self.head is None and self.still
 
     def report(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write a page to look at."""
         require_apart(path, self._folders())
         return html.write(self.page(), path, force=force)
 

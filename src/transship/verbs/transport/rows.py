@@ -258,7 +258,6 @@ class Words:
         return cls(texts, tuple(chosen), stack, tuple(map(tuple, kept)))
 
     def __len__(self) -> int:
-        """Return the number of words."""
         return sum(map(len, self.spans))
 
     @property

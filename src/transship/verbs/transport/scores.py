@@ -86,7 +86,6 @@ class WarmStart:
         return {"from the target": self.target, "from the transported": self.transported}
 
     def blocks(self) -> list[Block]:
-        """Return the curves as a table and a figure."""
         curves = self.curves()
         caption = (
             f"Accuracy of fine-tunes on {self.labels} labels, the same batches for both, by steps; "

@@ -127,7 +127,6 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
         strength = self.strength
         if isinstance(strength, str) and strength != "auto":
             raise OptionError(f"'{strength}' is no strength", where="--strength", fix="give a number or auto")

@@ -49,7 +49,6 @@ class SavedTrials:
 
     @classmethod
     def of(cls, plan: Plan) -> "SavedTrials":
-        """Return those of a plan."""
         settings = {name: repr(getattr(plan.settings, name)) for name in _DECIDING}
         labels = plan.labels.tolist() if isinstance(plan.labels, Tensor) else None
         about = json.dumps([settings, labels, transship.__version__], sort_keys=True)
@@ -71,7 +70,6 @@ class SavedTrials:
             return None  # damaged: found anew
 
     def write(self, label: str, finding: Finding) -> None:
-        """Keep what was found of a candidate."""
         file = self._file(label)
         if file is None or not parallel.is_main():
             return

@@ -73,7 +73,6 @@ def _answer(row: Row, *, carried: bool) -> float | None:
 def _against(
     scores: Scores, value: float, source: Row, untouched: Row, *, carried: bool, inputs: int
 ) -> Iterator[str]:
-    """Yield what speaks against the result."""
     if scores.majority is not None and value <= scores.majority:
         yield _no_better(value, scores.majority, f"{scores.test_rows} {scores.unit}")
     if untouched.probe is not None and value < untouched.probe:

@@ -219,7 +219,6 @@ class Kinship:
         return bool(best) and best[(len(best) - 1) // 2] >= RELATED
 
     def sentence(self) -> str:
-        """Say what was found."""
         if not self.cosines:
             return "the two models have blocks of different shapes, so they share no coordinates"
         best = [max(row) for row in self.cosines]

@@ -237,7 +237,6 @@ class Fusion:
         return self.head(task, kind)(self.features(task, inputs))
 
     def head(self, task: str, kind: HeadKind | None = None) -> LinearHead:
-        """Return a task's head."""
         fused = self._find(task)
         if "own" not in fused.heads:
             raise OptionError("its model has no head", where=task, fix="use features")
@@ -286,7 +285,6 @@ class Fusion:
         return page(record(self.fused, self.origin, self.choices), pictures=pictures)
 
     def report(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the page."""
         return html.write(self.page(), path, force=force)
 
     def _find(self, name: str) -> FusedTask:

@@ -80,7 +80,6 @@ class CheckpointOrigin(FusionOrigin):
         return self.model.parameters
 
     def fingerprint(self) -> str:
-        """Return the checkpoint's hash."""
         return self.checkpoint.fingerprint()
 
     def admit(self, tuned: Any, name: str, names: Sequence[str] = ()) -> FineTune:

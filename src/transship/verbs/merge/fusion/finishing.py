@@ -50,7 +50,6 @@ class Taught:
 
     @property
     def bias(self) -> str:
-        """Likewise its bias."""
         return f"{self.task.name}\thead.bias"
 
     def wanted(self) -> Tensor:

@@ -291,7 +291,6 @@ def _resting(task: FusedTask, folder: Path, origin: CheckpointOrigin, names: tup
 
 
 def _bytes(fused: Fused, origin: CheckpointOrigin) -> int:
-    """Return about how many bytes will be written."""
     if not fused.tasks:
         return 1 << 16
     vectors = [*fused.state.values(), fused.finished]

@@ -154,7 +154,6 @@ class ModuleOrigin(FusionOrigin):
         return self._weights
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights."""
         return fingerprint(self._weights)
 
     def admit(self, tuned: Any, name: str, names: Sequence[str] = ()) -> FineTune:

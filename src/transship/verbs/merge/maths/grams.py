@@ -118,7 +118,6 @@ class _Counter:
         self._caught: dict[int, tuple[Tensor, list[str]]] = {}
 
     def start(self, batch: Any) -> None:
-        """Begin a forward pass."""
         self._batch, self._caught = batch, {}
 
     def watch(self, tap: Tap, tensor: Tensor) -> None:
@@ -128,7 +127,6 @@ class _Counter:
             paths.append(tap.path)
 
     def finish(self) -> None:
-        """Add what the pass saw."""
         for tensor, paths in self._caught.values():
             key = JOINT.join(sorted(self._maps[path].weight for path in paths))
             rows = self._valid(tensor)

@@ -45,7 +45,6 @@ class Operands:
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -67,7 +66,6 @@ class Operands:
         return self.origin_reader()(part.start, part.stop)
 
     def origin_reader(self) -> Reader:
-        """Return the reader of b."""
         if self.base is None:
             raise ValueError(f"{self.name} has no base")
         return self.base
@@ -84,7 +82,6 @@ class Operands:
         return self.round(np.subtract(values, self.origin(part) if origin is None else origin))
 
     def updates(self, part: slice, origin: Floats | None = None) -> list[Floats]:
-        """Return a part of every model's update."""
         return [self.update(index, part, origin) for index in range(len(self.models))]
 
     def round(self, values: Floats) -> Floats:
@@ -92,7 +89,6 @@ class Operands:
         return values if self.rounded is None else self.rounded(values)
 
     def number(self, parameter: str) -> list[float]:
-        """Return a per-model parameter as numbers."""
         return [float(value) for value in self.values[parameter]]
 
     def random(self, index: int) -> np.random.Generator:

@@ -175,7 +175,6 @@ class Rescaled:
         self._sparsify, self._factor = sparsify, np.float32(factor)
 
     def __call__(self, update: Floats, part: slice) -> None:
-        """Sparsify and multiply."""
         self._sparsify(update, part)
         update *= self._factor
 

@@ -44,11 +44,9 @@ class UpdateMethod(RecipeMethod):
         return self.rescale
 
     def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
-        """Return what prunes the update of one model."""
         return keep_all
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         sparsifiers = []
         for index in range(len(operands.models)):
             kept = self.sparsifier(operands, index)

@@ -27,7 +27,6 @@ class ArceeFusion(RecipeMethod):
     whole: ClassVar[int] = 1
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         width = (operands.shape or (1,))[-1]
         importance = np.empty(operands.size, np.float32)
         for part in operands.row_parts(width):

@@ -16,13 +16,10 @@ class Unmerged(ContinualMethod):
     copies: ClassVar[float] = 0.0
 
     def first(self, arrival: Arrival) -> State:
-        """Return a zero vector."""
         return {"merged": {name: change.new_zeros(change.shape) for name, change in arrival.update.items()}}
 
     def add(self, state: State, arrival: Arrival) -> State:
-        """Return the same."""
         return state
 
     def remove(self, state: State, arrival: Arrival) -> State:
-        """Return the same."""
         return state

@@ -28,6 +28,5 @@ class Breadcrumbs(UpdateMethod):
     gamma: float = 0.01
 
     def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
-        """Return what drops both ends."""
         density, gamma = (operands.number(name)[index] for name in ("density", "gamma"))
         return without_outliers(operands, index, density, gamma)

@@ -36,7 +36,6 @@ class DareLinear(UpdateMethod):
         return self.rescale and self.rescale_by == "norm"
 
     def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
-        """Return what drops entries by chance."""
         density = operands.number("density")[index]
         kept = by_chance(operands, index, density)
         divided = self.rescale and self.rescale_by == "density" and 0 < density < 1

@@ -61,11 +61,9 @@ class Fisher(LearnedMethod, ContinualMethod):
         return _mean(summed(joint, partial(self._sums, None, joint.seed)))
 
     def first(self, arrival: Arrival) -> State:
-        """Return the sums of the first model."""
         return self._arriving(arrival)
 
     def add(self, state: State, arrival: Arrival) -> State:
-        """Return the sums with one more model."""
         return combined(state, self._arriving(arrival))
 
     def remove(self, state: State, arrival: Arrival) -> State:

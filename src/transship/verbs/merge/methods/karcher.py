@@ -33,7 +33,6 @@ class Karcher(RecipeMethod):
     tol: float = 1e-5
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         products = gram(operands)
         norms = np.sqrt(np.diag(products))
         there = norms > self.tol

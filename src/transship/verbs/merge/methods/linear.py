@@ -37,7 +37,6 @@ class Linear(RecipeMethod):
     normalize: bool = True
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         weights = operands.number("weight")
         divisor = sum(weights) if self.normalize else 1.0
         if divisor == 0:

@@ -31,7 +31,6 @@ class ModelStock(RecipeMethod):
     filter_wise: bool = False
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         count = len(operands.models)
         if not self.filter_wise:
             share = float(_share(gram(operands)[None], count)[0])

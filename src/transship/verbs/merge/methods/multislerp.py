@@ -37,7 +37,6 @@ class MultiSlerp(RecipeMethod):
     eps: float = 1e-8
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         if len(operands.models) == 1:
             return combine(operands, [1.0])
         weights = np.array(operands.number("weight"))

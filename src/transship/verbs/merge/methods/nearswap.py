@@ -30,7 +30,6 @@ class NearSwap(RecipeMethod):
     t: float = 1e-4
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         for part in operands.parts():
             origin, values = operands.origin(part), operands.model(0, part)
             distance = np.maximum(np.abs(origin - values), np.float32(1e-6))

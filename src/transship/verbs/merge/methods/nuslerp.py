@@ -38,7 +38,6 @@ class NuSlerp(RecipeMethod):
     nuslerp_row_wise: bool = False
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         first, second = operands.number("weight")
         share = 0.5 if abs(first + second) < 1e-6 else second / (first + second)
         if self.nuslerp_flatten or len(operands.shape) < 2:

@@ -30,7 +30,6 @@ class Passthrough(RecipeMethod):
     scale: float | None = None
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         scale = operands.values["scale"][0]
         for part in operands.parts():
             values = operands.model(0, part)

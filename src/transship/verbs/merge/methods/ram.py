@@ -30,7 +30,6 @@ class Ram(RecipeMethod):
     epsilon: float = 1e-5
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         for part in operands.parts():
             origin = operands.origin(part)
             updates, changed, count = contributions(operands, part, origin, self.epsilon)

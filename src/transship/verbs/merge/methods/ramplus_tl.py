@@ -34,7 +34,6 @@ class RamPlusTl(RecipeMethod):
     epsilon: float = 1e-5
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         factors = self._factors(operands)
         for part in operands.parts():
             origin = operands.origin(part)

@@ -51,11 +51,9 @@ class Regmean(LearnedMethod, ContinualMethod):
         return _solution(summed(joint, partial(self._sums, None)), joint.models[0].view())
 
     def first(self, arrival: Arrival) -> State:
-        """Return the sums of the first model."""
         return self._with_update(self._arriving(arrival), arrival)
 
     def add(self, state: State, arrival: Arrival) -> State:
-        """Return the sums with one more model."""
         return self._with_update(combined(state, self._arriving(arrival)), arrival)
 
     def remove(self, state: State, arrival: Arrival) -> State:

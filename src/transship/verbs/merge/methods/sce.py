@@ -34,7 +34,6 @@ class Sce(RecipeMethod):
     int8_mask: bool = False
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         selected = self._selected(operands)
         weights = _weights(operands, selected)
         for part in operands.parts():

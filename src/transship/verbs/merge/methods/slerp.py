@@ -34,7 +34,6 @@ class Slerp(RecipeMethod):
     t: float = 0.5
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         pair = dataclasses.replace(operands, models=[operands.origin_reader(), operands.models[0]], base=None)
         products = gram(pair)
         norms = np.sqrt(np.diag(products))

@@ -59,7 +59,6 @@ class Ties(UpdateMethod, ContinualMethod):
         return [kth_in_model(tensors, index, density) for index, density in enumerate(_densities(tensors))]
 
     def sparsifier(self, operands: Operands, index: int) -> Sparsifier:
-        """Return what trims one update."""
         if self.trim == "global":
             # all that equal the threshold stay: so the order of the tensors cannot matter
             return Largest(operands.survey[index], places=1, ties=1)

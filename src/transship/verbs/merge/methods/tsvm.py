@@ -39,7 +39,6 @@ class Tsvm(RecipeMethod, ContinualMethod):
     scale: float = 1.0
 
     def merge(self, operands: Operands) -> Iterator[Floats]:
-        """Yield the merged tensor."""
         whole = slice(0, operands.size)
         count = len(operands.models)
         if len(operands.shape) != 2 or min(operands.shape) < count:
@@ -54,7 +53,6 @@ class Tsvm(RecipeMethod, ContinualMethod):
         yield (operands.origin(whole) + joint).astype(np.float32)
 
     def add(self, state: State, arrival: Arrival) -> State:
-        """Return the joined vector."""
         merged = state["merged"]
         return {"merged": {name: self._pair(old, arrival.update[name]) for name, old in merged.items()}}
 

@@ -45,7 +45,6 @@ class TaskModel:
 
     @property
     def count(self) -> int:
-        """How many inputs there are."""
         return len(self.inputs)
 
     @property
@@ -60,7 +59,6 @@ class TaskModel:
         return {name: paths[other] for name, other in self.names.items() if other in paths}
 
     def over(self, inputs: Rows | None) -> "TaskModel":
-        """Return the same task over other inputs."""
         return TaskModel(self.name, self.model, self.names, self.head, inputs)
 
     def batch(self, rows: Iterable[int]) -> Any:

@@ -71,7 +71,6 @@ class Judgements:
         return mean_gain(rows, self._rows(places), k)
 
     def missing(self) -> int:
-        """Return how many judged documents the corpus has not."""
         judged = {name for grades in self.grades.values() for name in grades}
         for ids, _ in self._scores(None, by_old=False):
             judged.difference_update(ids)

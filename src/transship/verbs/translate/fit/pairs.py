@@ -43,11 +43,9 @@ class VectorPairs:
     only_new: int = 0
 
     def __len__(self) -> int:
-        """Return the number of pairs."""
         return len(self.ids)
 
     def take(self, index: Array) -> VectorPairs:
-        """Return some of the pairs."""
         return VectorPairs([self.ids[i] for i in index], self.old[index], self.new[index])
 
     def draw(self, most: int | None, seed: int) -> VectorPairs:

@@ -39,7 +39,6 @@ class MapQuality:
     gallery: int
 
     def to_dict(self) -> dict[str, float | int]:
-        """Return the numbers by name."""
         return asdict(self)
 
 

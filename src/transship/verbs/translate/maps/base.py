@@ -164,7 +164,6 @@ class Translator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @property
     def array_bytes(self) -> int:
-        """Bytes of the fitted arrays."""
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, np.ndarray))
 
     @property
@@ -264,7 +263,6 @@ class LinearTranslator(Translator):
         return self
 
     def _solve(self, moments: Moments) -> LinearMap:
-        """Return the map of one direction."""
         raise TypeError(f"{type(self).__name__} defines no solution")
 
     def _fit_live(self, moments: Moments) -> LinearMap:

@@ -61,7 +61,6 @@ class SavedMap:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Widths of source and target."""
         return int(self.translator.n_features_in_), int(self.translator.n_features_out_)
 
     def saw(self, ids: Sequence[Any]) -> Array:

@@ -70,7 +70,6 @@ class Agreement:
             )
 
     def save(self, path: str | Path) -> None:
-        """Write the agreement as JSON."""
         document = {"format": "transship.agreement", **self.to_dict()}
         Path(path).write_text(json.dumps(document), encoding="utf-8")
 
@@ -84,7 +83,6 @@ class Agreement:
             return cls.from_dict(plain)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the agreement as JSON holds it."""
         return asdict(self) | {"lists": [list(map(int, indices)) for indices in self.lists]}
 
     @classmethod
@@ -104,7 +102,6 @@ class Wire:
     signature: str
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file."""
         about = {"format": FORMAT, "version": str(VERSION), "signature": self.signature}
         write_arrays(path, {"values": to_tensor(self.values)}, about)
 

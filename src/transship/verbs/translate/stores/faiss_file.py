@@ -63,7 +63,6 @@ class KeptRows:
         return rows
 
     def at(self, places: Array) -> Array:
-        """Return the rows at some places."""
         keys = self.ids[places] if self.by_id else places
         return np.stack([self.inner.reconstruct(int(key)) for key in keys])
 
@@ -81,7 +80,6 @@ class FaissSource(OneFileSource):
     """Vectors of an index that can give them back (flat, IVF flat, PQ as approximations), with their ids."""
 
     def __init__(self, place: StorePlace) -> None:
-        """Read the index."""
         faiss = load_library()
         super().__init__(place)
         try:
@@ -96,15 +94,12 @@ class FaissSource(OneFileSource):
         self.kept = self._probe()
 
     def read(self, first: int, stop: int) -> RowBatch:
-        """Return some rows."""
         return RowBatch(self.kept.ids[first:stop], self.kept.slice(first, stop - first))
 
     def all_ids(self) -> Array | None:
-        """Return the index's ids."""
         return None if np.array_equal(self.kept.ids, np.arange(self.rows)) else self.kept.ids
 
     def close(self) -> None:
-        """Drop the index."""
         del self.index
 
     def _probe(self) -> KeptRows:
@@ -144,7 +139,6 @@ class FaissSink(OneFileSink):
         super().__init__(place, source, stamp, width, force)
 
     def assemble(self, draft: Path, ids: Array | None) -> None:
-        """Build the index."""
         try:
             keys = np.arange(self.source.rows) if ids is None else np.asarray(ids, dtype=np.int64)
         except (TypeError, ValueError) as error:
@@ -167,14 +161,12 @@ class FaissIndex:
     """A FAISS index, searched by its own metric."""
 
     def __init__(self, index: Any, location: str = "") -> None:
-        """Keep the index and its ids."""
         faiss = load_library()
         self.index, self.location, self.kept = index, location, KeptRows(index)
         self.places = {int(identity): row for row, identity in enumerate(self.kept.ids)}
         self.closer = -1.0 if index.metric_type == faiss.METRIC_L2 else 1.0
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return int(self.index.ntotal)
 
     def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
@@ -186,7 +178,6 @@ class FaissIndex:
         return [[int(key) for key in row if key >= 0] for row in ids], self.closer * scores
 
     def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
         return self.kept.at(np.asarray([self.places[int(identity)] for identity in ids]))
 
 

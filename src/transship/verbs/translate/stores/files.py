@@ -40,11 +40,9 @@ class Files:
         return os.path.exists(path) if self.system is None else bool(self.system.exists(path))
 
     def is_file(self, path: str) -> bool:
-        """Return whether it is a file."""
         return os.path.isfile(path) if self.system is None else bool(self.system.isfile(path))
 
     def is_folder(self, path: str) -> bool:
-        """Return whether it is a folder."""
         return os.path.isdir(path) if self.system is None else bool(self.system.isdir(path))
 
     def below(self, folder: str) -> list[str]:
@@ -90,7 +88,6 @@ class Files:
             self.rename(f"{path}.draft", path)
 
     def make(self, folder: str) -> None:
-        """Make a folder and those above it."""
         if self.system is None:
             try:
                 os.makedirs(folder, exist_ok=True)

@@ -28,7 +28,6 @@ class ArrayIndex:
     """Rows in memory (or a memory map), searched by cosine: every row is compared with every query."""
 
     def __init__(self, ids: Sequence[Any], rows: Array, location: str = "") -> None:
-        """Keep ids and rows."""
         self.location = location
         if len(ids) != len(rows):
             raise DataError(f"{len(ids)} ids for {len(rows)} rows", where="index", fix="give one id per row")
@@ -43,15 +42,12 @@ class ArrayIndex:
         return cls(ids, np.concatenate([batch.vectors for batch in batches]), source.place.location)
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.ids)
 
     def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows by cosine."""
         return search_rows(queries, self.ids, self.rows, count)
 
     def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
         return np.asarray(self.rows[[self.places[identity] for identity in ids]])
 
 
@@ -71,15 +67,12 @@ class TableIndex(ABC):
     location: str = ""
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.rows
 
     def search(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows."""
         return self.nearest(self.table, queries, count)
 
     def vectors(self, ids: Sequence[Any]) -> Array:
-        """Return stored rows."""
         return self.stored(self.table, ids)
 
     @abstractmethod
@@ -105,11 +98,9 @@ class NewRows(ABC):
     known: dict[Any, int]
 
     def __len__(self) -> int:
-        """Return how many rows have moved."""
         return len(self.known)
 
     def __contains__(self, identity: object) -> bool:
-        """Return whether a row has moved."""
         return identity in self.known
 
     def some(self, count: int) -> list[Any]:
@@ -144,7 +135,6 @@ class BesideRows(NewRows):
     """
 
     def __init__(self, old: TableIndex, place: Any, model: str) -> None:
-        """Start without rows."""
         self.old, self.place, self.stamp = old, place, Stamp(model)
         self.known = {}
 
@@ -153,7 +143,6 @@ class BesideRows(NewRows):
         self.known.update(dict.fromkeys(ids, 0))
 
     def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved."""
         return self.old.stored(self.place, ids)
 
     def nearest(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
@@ -165,7 +154,6 @@ class MemoryRows(NewRows):
     """Rows that live as long as this object; `known` numbers them."""
 
     def __init__(self) -> None:
-        """Start without rows."""
         self.known = {}
         self.rows: Any = None
 
@@ -178,7 +166,6 @@ class MemoryRows(NewRows):
             )
 
     def many(self, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids that have moved."""
         return np.asarray(self.rows[[self.known[identity] for identity in ids]])
 
     def nearest(self, queries: Array, count: int) -> tuple[list[list[Any]], Array]:

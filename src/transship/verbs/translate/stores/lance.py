@@ -60,7 +60,6 @@ class LanceSource(VectorSource):
         self.stamp = stamp_of(self.schema)
 
     def fingerprint(self) -> str:
-        """Return the version and size of the table."""
         return f"{self.place.location}#{self.place.name}@{self.version}-{self.rows}x{self.width}"
 
     def batches(self, size: int, start: int = 0) -> Iterator[RowBatch]:
@@ -106,7 +105,6 @@ class LanceSink(VectorSink):
         self.waiting: list[pa.Table] = []
 
     def write(self, batch: RowBatch, vectors: Array) -> None:
-        """Add rows to the next commit."""
         self.waiting.append(_stamped(batch, vectors, self.column, self.stamp))
         if sum(map(len, self.waiting)) >= self.commit_rows:
             self._commit()
@@ -140,7 +138,6 @@ class LanceIndex(TableIndex):
     """A LanceDB table, searched by cosine."""
 
     def __init__(self, place: StorePlace) -> None:
-        """Open the table."""
         source = LanceSource(place)
         self.table, self.column = source.table, source.vector_column
         if source.id_column is None:
@@ -149,7 +146,6 @@ class LanceIndex(TableIndex):
         self.rows, self.location, self.name = source.rows, place.location, place.name
 
     def nearest(self, table: Any, queries: Array, count: int) -> tuple[list[list[Any]], Array]:
-        """Return the nearest rows of a table with the same columns."""
         ids, scores = [], []
         for query in queries:
             asked = table.search(query.astype(np.float32), vector_column_name=self.column)
@@ -159,7 +155,6 @@ class LanceIndex(TableIndex):
         return ids, np.stack(scores)
 
     def stored(self, table: Any, ids: Sequence[Any]) -> Array:
-        """Return the vectors of ids in a table with the same columns."""
         rows = self.rows_of(ids, table)
         pairs = zip(rows.column(self.key).to_pylist(), rows.column(self.column).to_pylist(), strict=True)
         vectors = dict(pairs)
@@ -174,7 +169,6 @@ class LanceIndex(TableIndex):
         return asked.limit(len(ids)).to_arrow()
 
     def rows_beside(self, name: str, model: str) -> LanceRows:
-        """Return the rows of a second table."""
         return LanceRows(self, name, model)
 
 

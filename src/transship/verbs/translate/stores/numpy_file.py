@@ -59,7 +59,6 @@ class OneFileSource(VectorSource):
             yield self.read(first, min(first + size, self.rows))
 
     def read(self, first: int, stop: int) -> RowBatch:
-        """Return some rows."""
         raise NotImplementedError
 
 
@@ -117,16 +116,13 @@ class NumpySource(OneFileSource):
         self.ids = _read_ids(ids_path(self.path), self.rows)
 
     def read(self, first: int, stop: int) -> RowBatch:
-        """Return some rows."""
         ids = np.arange(first, stop) if self.ids is None else self.ids[first:stop]
         return RowBatch(ids, np.asarray(self.array[first:stop]))
 
     def all_ids(self) -> Array | None:
-        """Return the ids file's content."""
         return self.ids
 
     def close(self) -> None:
-        """Drop the map."""
         del self.array
 
 

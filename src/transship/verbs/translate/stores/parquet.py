@@ -117,7 +117,6 @@ class ParquetSource(SplitSource):
             raise vanished(file, first + done, error) from error
 
     def path(self, name: str) -> str:
-        """Return the path of one of the files."""
         return self.root if self.single else f"{self.root}/{name}"
 
     def _batch(self, record: pa.RecordBatch, first: int) -> RowBatch:

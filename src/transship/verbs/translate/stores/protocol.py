@@ -53,7 +53,6 @@ class Stamp:
     source: str = ""
 
     def to_json(self) -> str:
-        """Return the stamp as one line of JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

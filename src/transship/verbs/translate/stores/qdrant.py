@@ -155,7 +155,6 @@ class QdrantIndex(TableIndex):
     """A Qdrant collection, searched by its own distance."""
 
     def __init__(self, place: StorePlace) -> None:
-        """Open the collection."""
         source = QdrantSource(place)
         self.client, self.name, self.rows = source.client, place.name, source.rows
         self.table = place.name
@@ -179,7 +178,6 @@ class QdrantIndex(TableIndex):
         return np.asarray([rows[identity] for identity in ids], dtype=np.float32)
 
     def rows_beside(self, name: str, model: str) -> QdrantRows:
-        """Return the points of a second collection."""
         return QdrantRows(self, name, model)
 
 

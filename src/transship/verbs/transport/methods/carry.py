@@ -59,6 +59,5 @@ class Carry(TransportMethod):
         return update.new_zeros(pair.shape) if body is None else body.transport(update, pair)
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
-        """Return the body's update of a vector."""
         body = self.body_method
         return update.new_zeros(pair.shape[:1]) if body is None else body.transport_vector(update, pair)

@@ -43,19 +43,15 @@ class Gradfix(TransportMethod):
         return dataclasses.replace(self._body().needs, descent=self.vote, near_copies=False)
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
-        """Return the masked update."""
         return self._mask(self._body().transport(update, pair), pair)
 
     def transport_vector(self, update: Float[Tensor, " out_a"], pair: LayerPair) -> Float[Tensor, " out_b"]:
-        """Return the masked update of a vector."""
         return self._mask(self._body().transport_vector(update, pair), pair)
 
     def space_map(self, pair: LayerPair) -> LinearMap | None:
-        """Return the body's map."""
         return self._body().space_map(pair)
 
     def settled(self, moved: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
-        """Return the masked rows."""
         return self._mask(moved, pair)
 
     def _body(self) -> TransportMethod:

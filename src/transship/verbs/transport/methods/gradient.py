@@ -32,7 +32,6 @@ class Gradient(SidedMethod):
     blend: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none."""
         require_number(self.name, "blend", self.blend, 0.0, 1.0)
 
     @property
@@ -41,7 +40,6 @@ class Gradient(SidedMethod):
         return Needs(parts=("ab",), gradients=True, hidden=1.0)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
-        """Return T_in of THESEUS."""
         return procrustes(pair.side("inputs"))
 
     def output_map(self, pair: LayerPair) -> LinearMap:

@@ -28,11 +28,9 @@ class Identity(SidedMethod):
         return Needs(same_shape=True, near_copies=True)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
-        """Return I."""
         return _identity(pair.shape[-1])
 
     def output_map(self, pair: LayerPair) -> LinearMap:
-        """Return I."""
         return _identity(pair.shape[0])
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:

@@ -24,11 +24,9 @@ class Pad(SidedMethod):
         return Needs(parts=("ab",))
 
     def input_map(self, pair: LayerPair) -> LinearMap:
-        """Return the rectangular identity."""
         return _corner(pair, "inputs")
 
     def output_map(self, pair: LayerPair) -> LinearMap:
-        """Return the rectangular identity."""
         return _corner(pair, "outputs")
 
 

@@ -32,7 +32,6 @@ class PinvTikhonov(TransportMethod):
     form: Literal["exact", "per-side"] = "exact"
 
     def __post_init__(self) -> None:
-        """Refuse a penalty that is none."""
         require_number(self.name, "penalty", self.penalty, 0.0, above=True)
 
     @property
@@ -41,7 +40,6 @@ class PinvTikhonov(TransportMethod):
         return Needs(parts=("bb", "ab"))
 
     def transport(self, update: Float[Tensor, "out_a in_a"], pair: LayerPair) -> Float[Tensor, "out_b in_b"]:
-        """Return the minimiser."""
         sides = pair.side("inputs"), pair.side("outputs")
         return tikhonov(*sides, update, self.penalty, per_side=self.form == "per-side")
 

@@ -25,7 +25,6 @@ class RandomAligned(MappedMethod):
 
     @property
     def needs(self) -> Needs:
-        """Cross moments."""
         return Needs(parts=("ab",), hidden=1.0)
 
     def carried(self, update: Float[Tensor, "..."], pair: LayerPair) -> Float[Tensor, "..."]:
@@ -33,9 +32,7 @@ class RandomAligned(MappedMethod):
         return gaussian_like(update, update.shape, pair.seed, pair.name)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
-        """Return the T_in of THESEUS."""
         return procrustes(pair.side("inputs"))
 
     def output_map(self, pair: LayerPair) -> LinearMap:
-        """Return the T_out of THESEUS."""
         return procrustes(pair.side("outputs"))

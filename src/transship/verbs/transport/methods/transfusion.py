@@ -39,11 +39,9 @@ class Transfusion(SidedMethod):
         return Needs(permutations=Rebasin(self.residual, self.sweeps), same_shape=True)
 
     def input_map(self, pair: LayerPair) -> LinearMap:
-        """Return the permutation matrix of the inputs."""
         return _permutation(pair.input_order, pair)
 
     def output_map(self, pair: LayerPair) -> LinearMap:
-        """Return the permutation matrix of the outputs."""
         return _permutation(pair.output_order, pair)
 
 

@@ -133,7 +133,6 @@ class AdapterMerge:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
         return {
             "method": self.recipe.method,
             "models": [str(reference) for reference in self.adapters],
@@ -156,7 +155,6 @@ class AdapterMerge:
         return report.Page(f"{self.recipe.method} of the adapters {names}", sections=self.sections())
 
     def sections(self) -> list[report.Section]:
-        """Return what becomes of every tensor."""
         ranks = self.ranks()
         lines = {
             "base": f"{self.base.name}, which is not read",

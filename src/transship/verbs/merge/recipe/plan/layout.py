@@ -228,7 +228,6 @@ def find_spans(recipe: Recipe, layout: Layout, depths: Depths) -> list[Span]:
 
 
 def _stack_modules(recipe: Recipe, layout: Layout) -> list[tuple[Stack, Module]]:
-    """Return each stack with what the recipe says of it."""
     first = recipe.modules[0]
     if first.name is None:
         if len(layout.stacks) > 1 and not first.whole:

@@ -38,7 +38,6 @@ class RecipeOutput:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the config of the inner output."""
         return self.plan.config
 
     @property
@@ -48,7 +47,6 @@ class RecipeOutput:
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return the inner output's tensors."""
         return {
             step.name: TensorInfo(step.name, step.shape, step.dtype, _stored_bytes(step))
             for step in self.plan.steps
@@ -56,11 +54,9 @@ class RecipeOutput:
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """Return the aliases of the inner output."""
         return self.plan.tied
 
     def fingerprint(self) -> str:
-        """Return the fingerprints of what it is made of."""
         return "(" + " ".join(model.model.fingerprint() for model in self.plan.models.values()) + ")"
 
 
@@ -96,7 +92,6 @@ class MergePlan:
 
     @property
     def merged(self) -> list[TensorStep]:
-        """Return the steps that a method carries out."""
         return [step for step in self.steps if step.method is not None]
 
     @property
@@ -157,7 +152,6 @@ class MergePlan:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
         words = self.vocabulary
         return {
             "method": self.recipe.method,
@@ -185,7 +179,6 @@ class MergePlan:
         return report.Page(f"{self.recipe.method} of {models}", sections=self.sections())
 
     def sections(self) -> list[report.Section]:
-        """Return what becomes of every tensor."""
         merged = sum(step.action == "merge" for step in self.steps)
         lines = {
             "tensors": f"{merged} merged, {len(self.steps) - merged} copied",

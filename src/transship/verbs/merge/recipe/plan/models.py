@@ -99,7 +99,6 @@ class StoredModel:
 
     @property
     def folder(self) -> Path | None:
-        """Return where its files lie."""
         return self.checkpoint.folder
 
     @functools.cached_property
@@ -115,7 +114,6 @@ class StoredModel:
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """Return the checkpoint's aliases."""
         return self.checkpoint.tied
 
     def reader(self, name: str) -> Reader:
@@ -235,7 +233,6 @@ class Aligned(Generic[Kind]):
         return self.names.get(name) in self.model.tensors
 
     def reader(self: Aligned[Readable], name: str) -> Reader:
-        """Return the reader of a tensor."""
         return self.model.reader(self.names[name])
 
     def raw(self: Aligned[Readable], name: str) -> memoryview | None:

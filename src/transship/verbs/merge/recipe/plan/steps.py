@@ -57,12 +57,10 @@ class TensorStep:
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def sources(self) -> tuple[StepInput, ...]:
-        """Return everything that is read."""
         return (*self.inputs, *((self.base,) if self.base else ()), *self.agree)
 
     def scaled(self, factors: Sequence[float]) -> TensorStep:
@@ -73,7 +71,6 @@ class TensorStep:
         return dataclasses.replace(self, values={**self.values, "weight": weights})
 
     def facts(self) -> dict[str, Any]:
-        """Return the step as plain data."""
         facts: dict[str, Any] = {
             "name": self.name,
             "shape": list(self.shape),

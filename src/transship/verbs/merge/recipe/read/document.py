@@ -64,7 +64,6 @@ class Block(dict[str, Any]):
         return str(value)
 
     def blocks(self, key: str) -> list[Block]:
-        """Return the mappings of the list at a key."""
         value = self.get(key)
         if not isinstance(value, Items) or not value:
             raise self.error(f"{key} takes a list", f"write {key}: with one '- ' entry for each", key=key)

@@ -121,7 +121,6 @@ class Recipe:
 
     @property
     def kind(self) -> type[RecipeMethod]:
-        """Return the method's class."""
         return cast(type[RecipeMethod], recipe_method(self.method))
 
     @property

@@ -172,7 +172,6 @@ class TokenizerRule:
     where: str = ""
 
     def models(self) -> tuple[ModelReference, ...]:
-        """Return the models that the rule names."""
         named = [rule.model for rule in self.tokens.values() if rule.model is not None]
         return ((self.source,) if isinstance(self.source, ModelReference) else ()) + tuple(named)
 

@@ -50,17 +50,14 @@ class RecipeModel:
 
     @property
     def plan(self) -> MergePlan:
-        """The recipe's plan."""
         return self.tensors.plan
 
     @property
     def name(self) -> str:
-        """What the recipe calls it."""
         return str(self.reference)
 
     @cached_property
     def loaded(self) -> LoadedModel:
-        """The model with its head."""
         loaded = load_model(str(self._checkpoint.folder), head=True, name=self.name, **self.opening)
         require_in_memory(loaded.model, self.name, "a merge runs it with other weights")
         return loaded
@@ -124,7 +121,6 @@ class RecipeModel:
         self.__dict__.pop("loaded", None)
 
     def labels(self) -> Tensor | None:
-        """Return the classes of its inputs."""
         return self.rows.labels
 
     def update(self) -> Vector:

@@ -61,7 +61,6 @@ class Search:
     _known: dict[Factors, float] = field(default_factory=dict)
 
     def run(self) -> FoundWeights:
-        """Return the best factors."""
         seens = [model.view() for model in self.models]
         answers = []
         for model, seen in zip(self.models, seens, strict=True):

@@ -138,7 +138,6 @@ class Tensors:
         return step.method.merge(self.operands(step))
 
     def operands(self, step: TensorStep) -> Operands:
-        """Return what the method of a step sees."""
         labels: list[str] = []
         for source in step.inputs:
             label = str(source.reference)
@@ -259,16 +258,13 @@ class ComputedModel:
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return the inner output's tensors."""
         return self.model.tensors
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """Return the aliases of the inner output."""
         return self.model.tied
 
     def fingerprint(self) -> str:
-        """Return the fingerprints of what it is made of."""
         return self.model.fingerprint()
 
     def reader(self, name: str) -> Reader:
