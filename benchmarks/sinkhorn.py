@@ -30,16 +30,17 @@ def run() -> list[dict[str, Any]]:
 def _case(name: str, both: bool) -> dict[str, Any]:
     import ot
 
-    from transship.geometry import sinkhorn
+    from transship.geometry import cost_matrix, sinkhorn_cost
 
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(POINTS, WIDTH, generator=draw).requires_grad_()
     y = (torch.randn(POINTS, WIDTH, generator=draw) + 0.1).requires_grad_(both)
     inputs = (x, y) if both else (x,)
-    epsilon = sinkhorn(x, y, iterations=1).epsilon
+    epsilon = sinkhorn_cost(cost_matrix(x, y), iterations=1).epsilon
+    options = {"epsilon": epsilon, "relative": False, "iterations": ITERATIONS, "tolerance": 0.0}
 
     def ours() -> tuple[torch.Tensor, ...]:
-        value = sinkhorn(x, y, epsilon=epsilon, relative=False, iterations=ITERATIONS, tolerance=0.0).value
+        value = sinkhorn_cost(cost_matrix(x, y), **options).value
         return value, *torch.autograd.grad(value, inputs)
 
     def peer() -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,7 @@ def test_wrong_shapes_are_caught_under_the_import_hook():
         "import torch\n"
         "wrong = [\n"
         "    lambda: Moments.of(torch.zeros(3, 2), torch.zeros(4, 2)),\n"
-        "    lambda: sinkhorn(torch.zeros(3, 2), torch.zeros(3, 2), weights_x=torch.ones(2) / 2),\n"
+        "    lambda: sinkhorn(torch.zeros(3, 2), torch.zeros(3, 3)),\n"
         "    lambda: LinearMap(torch.zeros(3, 2), source_mean=torch.zeros(2)),\n"
         "]\n"
         "for call in wrong:\n"

@@ -20,8 +20,6 @@ from transship.geometry.moments import Moments, load_moments, save_moments
 from transship.geometry.ridge import LeaveOneOut, gcv, ridge, ridge_loo, ridge_of
 from transship.geometry.similarity import CkaAccumulator, cka
 from transship.geometry.sinkhorn import (
-    Divergence,
-    ExactTransport,
     Transport,
     sinkhorn,
     sinkhorn_cost,
@@ -34,8 +32,6 @@ __all__ = [
     "Canonical",
     "CkaAccumulator",
     "Cost",
-    "Divergence",
-    "ExactTransport",
     "LeaveOneOut",
     "LinearMap",
     "Moments",

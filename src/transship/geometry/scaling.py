@@ -1,16 +1,14 @@
 """Sinkhorn's iterations: kernel products where float range allows, the log domain elsewhere."""
 
 import math
-from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transship.errors import DataError, OptionError
+from transship.errors import DataError
 
 Potentials = tuple[Float[Tensor, " n"], Float[Tensor, " m"]]
-Domain = Literal["auto", "log"]
 
 
 class Solver:
@@ -34,8 +32,6 @@ class Solver:
     ) -> None:
         self.cost, self.a, self.b, self.epsilon = cost, a, b, epsilon
         self.log_a, self.log_b = a.log(), b.log()
-        empty = b == 0
-        self.absent = empty.to(b) if bool(empty.any()) else None
         self.iterations, self.tolerance, self.symmetric = iterations, tolerance, symmetric
         double = cost.dtype == torch.float64
         # e^−80 and e^−600 are well inside the normal numbers of either type: no denormal slows the products
@@ -44,17 +40,15 @@ class Solver:
         self.f, self.g = torch.zeros_like(a), torch.zeros_like(b)
         self.work = torch.empty_like(cost)
 
-    def run(self, start: Potentials | None, annealing: float | None, domain: Domain) -> Tensor:
+    def run(self, start: Potentials | None) -> Tensor:
         """Iterate, and return the plan."""
         if start is not None:
             self.f, self.g = (self._started(*pair) for pair in zip(start, (self.f, self.g), strict=True))
-        if annealing is not None:
-            self._anneal(annealing)
         while self.done < self.iterations:
-            error = self._log_step(self.epsilon)
+            error = self._log_step()
             if 0 < self.tolerance >= error:
                 break
-            if domain == "auto" and self._kernel_steps():
+            if self._kernel_steps():
                 return self.work
         exponent = torch.add(self.f[:, None], self.g, out=self.work).sub_(self.cost).div_(self.epsilon)
         return exponent.exp_().mul_(self.a[:, None]).mul_(self.b)
@@ -68,50 +62,38 @@ class Solver:
             )
         return given.detach().to(own)
 
-    def _anneal(self, factor: float) -> None:
-        if not 0.0 < factor < 1.0:
-            raise OptionError(f"annealing factor {factor}", where="sinkhorn", fix="choose between 0 and 1")
-        epsilon = float(self.cost.max())
-        while epsilon > self.epsilon and self.done < self.iterations - 1:
-            self._log_step(epsilon)
-            epsilon *= factor
-
-    def _log_step(self, epsilon: float) -> float:
+    def _log_step(self) -> float:
         """Take one step; return how far the column marginal of the plan before it was off."""
-        g = self._soft_min(self.f, self.log_a, epsilon, 0)
-        off = float(((self.g - g) / epsilon).expm1_().abs_() @ self.b) if self.done else math.inf
+        g = self._soft_min(self.f, self.log_a, 0)
+        off = float(((self.g - g) / self.epsilon).expm1_().abs_() @ self.b) if self.done else math.inf
         self.g = (self.f + g) / 2 if self.symmetric else g
-        soft = self._soft_min(self.g, self.log_b, epsilon, 1)
+        soft = self._soft_min(self.g, self.log_b, 1)
         # the symmetric step keeps f = g; its kernel is then scaled by u = e^((f − soft)/ε) from the start
         self.f = self.g if self.symmetric else soft
-        self.scaling = ((self.f - soft) / epsilon).exp_()
+        self.scaling = ((self.f - soft) / self.epsilon).exp_()
         self.done += 1
         self.log_steps += 1
         return off if math.isfinite(off) else math.inf
 
-    def _soft_min(self, potential: Tensor, log_weights: Tensor, epsilon: float, axis: int) -> Tensor:
+    def _soft_min(self, potential: Tensor, log_weights: Tensor, axis: int) -> Tensor:
         """Return −ε log Σ w exp((potential − C)/ε) over `axis`; its softmax over `axis` stays in `work`."""
-        shifted = potential / epsilon + log_weights
+        shifted = potential / self.epsilon + log_weights
         shifted = shifted[:, None] if axis == 0 else shifted
-        exponent = torch.sub(shifted, self.cost, alpha=1.0 / epsilon, out=self.work)
+        exponent = torch.sub(shifted, self.cost, alpha=1.0 / self.epsilon, out=self.work)
         largest = exponent.amax(axis, keepdim=True)
         sums = exponent.sub_(largest).clamp_min_(self.floor).exp_().sum(axis, keepdim=True)
         if axis == 1:
             exponent.div_(sums)
-        return (largest + sums.log()).mul_(-epsilon).squeeze(axis)
+        return (largest + sums.log()).mul_(-self.epsilon).squeeze(axis)
 
     def _kernel_steps(self) -> bool:
         """Run products to the end (True, the plan in `work`) or until the scalings leave their range."""
         kernel, b = self.work, self.b
-        if self.absent is not None:  # columns without mass: 0/0 becomes 1/1, and the kernel keeps them out
-            b = b + self.absent
         u, v = self.scaling, torch.ones_like(self.g)
         base_f, base_g = self.f - self.epsilon * u.log(), self.g
         ended = self._in_range(u)
         while ended and self.done < self.iterations:
             sums = kernel.T @ (self.a * u)
-            if self.absent is not None:
-                sums += self.absent
             if self.tolerance > 0 and float((v * sums).sub_(b).abs_().sum()) <= self.tolerance:
                 break
             next_v = b / sums
@@ -128,7 +110,7 @@ class Solver:
                 self.done += 1
         self.f, self.g = base_f + self.epsilon * u.log(), base_g + self.epsilon * v.log()
         if ended:
-            kernel.mul_((self.a * u)[:, None]).mul_(v if self.absent is None else v * (1.0 - self.absent))
+            kernel.mul_((self.a * u)[:, None]).mul_(v)
         return ended
 
     def _in_range(self, scaling: Tensor) -> bool:

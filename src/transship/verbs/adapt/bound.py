@@ -261,8 +261,8 @@ def _distances(features: Array, source: Array, seed: int) -> tuple[float, float]
     drawn = _drawn(len(features), size, derive_seed(seed, "rows"))
     parts = [torch.as_tensor(np.asarray(part, dtype=np.float64)) for part in (features[drawn], first, other)]
     return (
-        float(wasserstein_exact(parts[0], parts[1]).value),
-        float(wasserstein_exact(parts[1], parts[2]).value),
+        float(wasserstein_exact(parts[0], parts[1])),
+        float(wasserstein_exact(parts[1], parts[2])),
     )
 
 

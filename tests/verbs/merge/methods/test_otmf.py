@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from transship.geometry import sinkhorn
+from transship.geometry import cost_matrix, sinkhorn, sinkhorn_cost
 from transship.verbs.merge.fusion import Fusion
 from transship.verbs.merge.fusion.origin import ModuleOrigin
 from transship.verbs.merge.joint import JointTask, merge_updates_of
@@ -76,17 +76,10 @@ def test_the_mask_gradient_equals_finite_differences(toy: Any, granularity: str,
     def value() -> float:
         moved = {name: base[name] + change for name, change in mix(sides).items()}
         with torch.no_grad():
-            made = functional.normalize(task.read(moved, task.batch(range(24))).features, dim=1)
-            found = sinkhorn(
-                made,
-                reference,
-                epsilon=epsilon,
-                relative=False,
-                iterations=5000,
-                tolerance=1e-14,
-                domain="log",
-            )
-        return float(found.value)
+            moved_features = functional.normalize(task.read(moved, task.batch(range(24))).features, dim=1)
+            costs = cost_matrix(moved_features, reference)
+            options = {"relative": False, "iterations": 5000, "tolerance": 1e-14}
+            return float(sinkhorn_cost(costs, epsilon=epsilon, **options).value)
 
     _, slopes = Tight().slopes(base, sides, task, range(24), reference)
     for name in ("0.weight", "3.bias"):

@@ -175,7 +175,7 @@ def transport_distance(x: Float[Tensor, "n width"], y: Float[Tensor, "m width"])
     """Return W₁ for a log: exact for small equal sets, else entropic at 0.01 of the mean cost (⟨P, C⟩)."""
     with torch.no_grad():
         if len(x) == len(y) and len(x) <= 256:
-            return float(wasserstein_exact(x, y).value)
+            return float(wasserstein_exact(x, y))
         solution = sinkhorn(x, y, epsilon=0.01, cost="euclidean", iterations=300, tolerance=1e-4)
         return float((solution.plan * solution.matrix).sum())
 

@@ -57,7 +57,7 @@ def shift(merged: Float[Tensor, "inputs width"], own: Float[Tensor, "inputs widt
     rows = slice(SHIFT_ROWS)
     unit = [functional.normalize(features[rows].double(), dim=1) for features in (merged, own)]
     with torch.no_grad():
-        divergence = float(sinkhorn_divergence(unit[0], unit[1]).value)
+        divergence = float(sinkhorn_divergence(unit[0], unit[1]))
     return delta, max(divergence, 0.0)
 
 

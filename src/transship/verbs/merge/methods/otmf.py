@@ -156,7 +156,7 @@ class Otmf(LearnedMethod, ContinualMethod):
         if self.loss == "paired":
             return (features - reference).square().sum(1).mean()
         if self.debiased:
-            return sinkhorn_divergence(features, reference, epsilon=self.epsilon).value
+            return sinkhorn_divergence(features, reference, epsilon=self.epsilon)
         return sinkhorn(features, reference, epsilon=self.epsilon).cost
 
     def _features(self, task: TaskView, backbone: Vector) -> Tensor:
