@@ -64,18 +64,18 @@ def fa(length: int = 140, rows: int = 128, items: int = 5000) -> dict[str, float
 
     def timed(features: torch.Tensor) -> torch.Tensor:
         start = time.process_time()
-        made = distances(features)
+        output = distances(features)
         spent["distances"] += time.process_time() - start
-        return made
+        return output
 
     alignment._distances = timed  # type: ignore[method-assign]
     for step in range(STEPS + 5):
         if step == 5:  # warm
             spent = dict.fromkeys(spent, 0.0)
         start = time.process_time()
-        made = pooled(embedder(inputs))
+        output = pooled(embedder(inputs))
         spent["embedder"] += time.process_time() - start
-        features = made.detach().requires_grad_(True)
+        features = output.detach().requires_grad_(True)
         before, start = spent["distances"], time.process_time()
         value = alignment(features)
         spent["sinkhorn"] += time.process_time() - start - (spent["distances"] - before)
@@ -83,7 +83,7 @@ def fa(length: int = 140, rows: int = 128, items: int = 5000) -> dict[str, float
         (slope,) = torch.autograd.grad(value, features)
         spent["distances"] += time.process_time() - start
         start = time.process_time()
-        made.backward(slope)
+        output.backward(slope)
         optimiser.step()
         optimiser.zero_grad()
         spent["embedder"] += time.process_time() - start
@@ -121,8 +121,8 @@ def fit() -> dict[str, float]:
     from transship import data
     from transship.verbs.adapt import Recraft
 
-    found = data.load("ucr_ECG5000")
-    train, test = found.split("train"), found.split("test")
+    content = data.load("ucr_ECG5000")
+    train, test = content.split("train"), content.split("test")
     cpu, wall = time.process_time(), time.perf_counter()
     model = Recraft("minilm-l6", method="recraft", device="cpu").fit(
         np.asarray(train.inputs), train.labels, compare=True

@@ -91,12 +91,12 @@ def forward_alone(source: Any, target: Any, texts: list[str]) -> None:
 
 def measure(work: Callable[[], Any], repeat: int) -> tuple[float, float]:
     """Return the least wall and CPU seconds over some runs."""
-    found = []
+    entries = []
     for _ in range(repeat):
         wall, cpu = time.perf_counter(), time.process_time()
         work()
-        found.append((time.perf_counter() - wall, time.process_time() - cpu))
-    return min(wall for wall, _ in found), min(cpu for _, cpu in found)
+        entries.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return min(wall for wall, _ in entries), min(cpu for _, cpu in entries)
 
 
 def main() -> None:

@@ -41,8 +41,8 @@ def _polar(rows: int, columns: int) -> dict[str, Any]:
         u, _, vt = torch.linalg.svd(cross, full_matrices=False)
         return u @ vt
 
-    found, expected = polar(cross, route="gram"), peer()
-    gap = float((found.factor - expected).norm() / expected.norm())
+    polar_factor, expected = polar(cross, route="gram"), peer()
+    gap = float((polar_factor.factor - expected).norm() / expected.norm())
     assert gap < 1e-8, f"the two do not compute the same thing: {gap:.1e}"
     mine, theirs = _cpu_seconds(lambda: polar(cross, route="gram"), peer, 1 if least > 2000 else 3)
     return {
@@ -51,7 +51,7 @@ def _polar(rows: int, columns: int) -> dict[str, Any]:
         "peer": theirs,
         "ratio": theirs / mine,
         "needed": None,
-        "note": f"torch.linalg.svd, float64; route {found.route}, agreement {gap:.0e}",
+        "note": f"torch.linalg.svd, float64; route {polar_factor.route}, agreement {gap:.0e}",
     }
 
 

@@ -57,9 +57,9 @@ def run() -> list[dict[str, Any]]:
         copy = min((_copy(folder) for _ in range(3)), key=_cpu)
         start = min((measure([sys.executable, "-c", "pass"], folder) for _ in range(3)), key=_cpu)
         rows = _time_rows(ours, theirs, plan) + _memory_rows(folder, ours, theirs)
-    for recipe, (one, two) in threads.items():
+    for recipe, (first, two) in threads.items():
         name = f"{recipe}, wall s, one thread / --jobs 2"
-        rows.append({"name": name, "ours": two, "peer": one, "ratio": one / two})
+        rows.append({"name": name, "ours": two, "peer": first, "ratio": first / two})
     net, bytes_only = ours["linear"].cpu - plan.cpu, copy.cpu - start.cpu
     rows.append(
         {
@@ -92,7 +92,7 @@ def _ours(folder: Path, command: str, recipe: str, *options: str) -> Cost:
 def _walls(folder: Path, recipe: str) -> tuple[float, float]:
     """Return the wall seconds of one thread and of two, the least of three runs each, taken in turn."""
     runs = [[_ours(folder, "run", recipe, "--jobs", jobs).wall for jobs in "12"] for _ in range(3)]
-    return min(one for one, _ in runs), min(two for _, two in runs)
+    return min(first for first, _ in runs), min(two for _, two in runs)
 
 
 def _theirs(folder: Path, recipe: str) -> Cost:

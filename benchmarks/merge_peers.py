@@ -122,7 +122,7 @@ def _failed(name: str, error: str) -> dict[str, Any]:
 
 def _draws(plan: MergePlan, ours: Checkpoint, theirs: Checkpoint) -> dict[str, Any]:
     """Compare two outputs whose entries were dropped by chance; the ratio is in standard deviations."""
-    found = []
+    entries = []
     for step in plan.steps:
         if step.method is None:
             continue
@@ -132,9 +132,9 @@ def _draws(plan: MergePlan, ours: Checkpoint, theirs: Checkpoint) -> dict[str, A
         updates = [operands.update(index, whole).astype(np.float64) for index in range(len(weights))]
         expected = sum(weight * update for weight, update in zip(weights, updates, strict=True))
         base = operands.origin(whole).astype(np.float64)
-        sides = [np.asarray(one.read(step.name), np.float64).reshape(-1) - base for one in (ours, theirs)]
-        found.append(draw_statistics(sides[0], sides[1], np.asarray(expected)))
-    mine, other = (np.concatenate(side, axis=1) for side in zip(*found, strict=True))
+        sides = [np.asarray(each.read(step.name), np.float64).reshape(-1) - base for each in (ours, theirs)]
+        entries.append(draw_statistics(sides[0], sides[1], np.asarray(expected)))
+    mine, other = (np.concatenate(side, axis=1) for side in zip(*entries, strict=True))
     apart = deviations(mine, other)
     return {
         "ours": float(mine[0].mean()),
@@ -243,16 +243,16 @@ def _same_words(
 
 
 def _words(checkpoint: Checkpoint) -> Mapping[str, int]:
-    found = read_vocabulary(checkpoint.folder)
-    assert found is not None
-    return found
+    vocabulary = read_vocabulary(checkpoint.folder)
+    assert vocabulary is not None
+    return vocabulary
 
 
 def _at_threshold(plan: MergePlan, step: TensorStep) -> npt.NDArray[np.bool_]:
     """Return the entries whose magnitude, in some model, equals one at which trimming cuts."""
     operands = Tensors(plan).operands(step)
     whole = slice(0, operands.size)
-    found = np.zeros(operands.size, np.bool_)
+    values = np.zeros(operands.size, np.bool_)
     updates = [operands.update(index, whole) for index in range(len(operands.models))]
     if plan.recipe.method == "sce":
         variances = np.var(np.stack(updates), axis=0)
@@ -267,5 +267,5 @@ def _at_threshold(plan: MergePlan, step: TensorStep) -> npt.NDArray[np.bool_]:
     for magnitude, count in cuts:
         if 0 < count < operands.size:
             ordered = np.sort(magnitude)[::-1]
-            found |= (magnitude == ordered[count - 1]) | (magnitude == ordered[count])
-    return found.reshape(step.shape)
+            values |= (magnitude == ordered[count - 1]) | (magnitude == ordered[count])
+    return values.reshape(step.shape)

@@ -56,12 +56,12 @@ def curve_row(
 ) -> dict[str, Any]:
     """Return the row of a curve: its exponent, net of the start-up that every size pays alike."""
     net = [max(1e-3, cost.cpu - start) for cost in costs]
-    found = exponent(sizes, net)
+    result = exponent(sizes, net)
     points = [
         {what: size, "seconds": cost.wall, "cpu": cost.cpu, "peak": cost.memory}
         for size, cost in zip(sizes, costs, strict=True)
     ]
-    row = {"name": f"{name}, exponent of CPU s in {what}", "ours": found, "ratio": found}
+    row = {"name": f"{name}, exponent of CPU s in {what}", "ours": result, "ratio": result}
     return row | {"needed": "<= 1.1", "curve": name, "x": what, "points": points, "start": start}
 
 
@@ -78,14 +78,14 @@ def worker_rows(
     """
     rows: list[dict[str, Any]] = []
     for workers, walls in seconds.items():
-        found = exponent(sizes, walls)
+        result = exponent(sizes, walls)
         points = [{what: size, "seconds": wall} for size, wall in zip(sizes, walls, strict=True)]
         label = f"{workers} process{'es' if workers > 1 else ''}"
-        row = {"name": f"{name}, {label}, exponent of wall s in {what}", "ours": found, "ratio": found}
+        row = {"name": f"{name}, {label}, exponent of wall s in {what}", "ours": result, "ratio": result}
         rows.append(row | {"curve": f"{name}, {label}", "x": what, "workers": workers, "points": points})
-    one, two = seconds[1][-1], seconds[2][-1]
-    row = {"name": f"{name}, {sizes[-1]:,} {what}, wall s, 2 processes / 1", "ours": two, "peer": one}
-    return [*rows, row | {"ratio": two / one, "needed": f"<= {BAR}"}]
+    second, two = seconds[1][-1], seconds[2][-1]
+    row = {"name": f"{name}, {sizes[-1]:,} {what}, wall s, 2 processes / 1", "ours": two, "peer": second}
+    return [*rows, row | {"ratio": two / second, "needed": f"<= {BAR}"}]
 
 
 def _translate(folder: Path) -> list[dict[str, Any]]:

@@ -24,9 +24,9 @@ def run(repeat: int = 2) -> list[dict[str, Any]]:
 
     turns: dict[int, list[list[float]]] = {1: [], 2: []}
     for _ in range(repeat):
-        for processes, found in turns.items():
-            found.append(_launch(processes))
-    seconds = {processes: list(map(min, zip(*found, strict=True))) for processes, found in turns.items()}
+        for processes, right in turns.items():
+            right.append(_launch(processes))
+    seconds = {processes: list(map(min, zip(*each, strict=True))) for processes, each in turns.items()}
     return [*map(_curve, GROWN), *worker_rows("collect", "inputs", INPUTS, seconds)]
 
 
@@ -67,7 +67,7 @@ def _launch(processes: int) -> list[float]:
     )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
-    return [float(one) for one in json.loads(done.stdout.strip().splitlines()[-1])["seconds"]]
+    return [float(second) for second in json.loads(done.stdout.strip().splitlines()[-1])["seconds"]]
 
 
 def work() -> None:

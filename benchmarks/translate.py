@@ -149,16 +149,16 @@ def _streams(folder: Path) -> list[dict[str, Any]]:
     target = anchors @ rng.normal(size=(384, 384)).astype(np.float32)
     save_map(Ridge(alpha=1.0).fit(anchors, target), folder / "map", {"unit_target": True})
     sizes = [100_000, 400_000, 1_600_000]
-    found = []
+    entries = []
     for size in sizes:
         _write(folder / "in", size, rng)
         command = [sys.executable, "-c", STREAM, folder / "map", folder / "in", folder / "out"]
         done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-        found.append(json.loads(done.stdout.splitlines()[-1]))
+        entries.append(json.loads(done.stdout.splitlines()[-1]))
         _remove(folder / "in")
         _remove(folder / "out")
-    rates = [one["rows"] / one["cpu"] for one in found]
-    peaks = [one["peak"] / 1e6 for one in found]
+    rates = [each["rows"] / each["cpu"] for each in entries]
+    peaks = [each["peak"] / 1e6 for each in entries]
     return [
         _row("rows per CPU s, 1,600,000 against 100,000", rates[2], rates[0], ">= 0.9"),
         _row("rows per CPU s, 400,000 against 100,000", rates[1], rates[0], ">= 0.9"),

@@ -134,14 +134,14 @@ def _ours(pairs: Any, rows: Any, chosen: Any) -> Any:
     from transship.verbs.translate.fit.api import fit_pairs
     from transship.verbs.translate.fit.quality import out_of_sample, restore_variance
 
-    found = fit_pairs(pairs)
-    moved = np.array(found.translator.transform(rows))
+    result = fit_pairs(pairs)
+    moved = np.array(result.translator.transform(rows))
     for fold in range(FOLDS):
         held = np.arange(fold, len(pairs), FOLDS)
         kept = np.setdiff1d(np.arange(len(pairs)), held)
         x, y = pairs.old[kept], pairs.new[kept]
-        fitted = found.chosen.translator.settled().fit(x, y)
-        if found.chosen.restored:
+        fitted = result.chosen.translator.settled().fit(x, y)
+        if result.chosen.restored:
             fitted = restore_variance(fitted, out_of_sample(fitted, x, y), y)
         moved[chosen[held]] = fitted.transform(pairs.old[held])
     return moved
@@ -156,10 +156,10 @@ def _isotrieve(python: Path, pairs: Any, rows: Any, chosen: Any) -> Any:
 def _peer(python: Path, code: str, parts: dict[str, Any], *arguments: str) -> Any:
     """Run a peer on arrays in its own environment and return the array that it saves."""
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        given, made = Path(folder) / "in.npz", Path(folder) / "out.npy"
+        given, value = Path(folder) / "in.npz", Path(folder) / "out.npy"
         np.savez(given, **parts)
         done = subprocess.run(
-            [python, "-c", code, given, made, *arguments],
+            [python, "-c", code, given, value, *arguments],
             env=ENVIRONMENT,
             check=False,
             capture_output=True,
@@ -167,7 +167,7 @@ def _peer(python: Path, code: str, parts: dict[str, Any], *arguments: str) -> An
         )
         if done.returncode:
             raise RuntimeError(f"the peer failed: {done.stderr[-2000:]}")
-        return np.load(made)
+        return np.load(value)
 
 
 def _vectors(model: str, texts: list[str], role: str) -> Any:

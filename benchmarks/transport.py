@@ -64,11 +64,11 @@ def _vit(width: int, size: int, blocks: int, seed: int) -> nn.Module:
 def _nudged(model: nn.Module) -> nn.Module:
     import copy
 
-    made = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in copied.parameters():
             parameter.add_(0.002 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)))
-    return made
+    return copied
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -115,12 +115,14 @@ def _plain(source: nn.Module, target: nn.Module, images: np.ndarray, batches: in
     total = 0.0
     for name in names:
         for side in ("in", "out", "out"):  # the weight's two sides, and the bias' one
-            a, b = (_resampled(found[name, side], rows[1][name, side].shape[1]) for found in rows)
-            made: list[Tensor] = []
+            a, b = (_resampled(row[name, side], rows[1][name, side].shape[1]) for row in rows)
+            crosses: list[Tensor] = []
             total += batches * _seconds(
-                lambda a=a, b=b, made=made: made.append(a.flatten(0, 1).double().T @ b.flatten(0, 1).double())
+                lambda a=a, b=b, crosses=crosses: crosses.append(
+                    a.flatten(0, 1).double().T @ b.flatten(0, 1).double()
+                )
             )
-            total += _seconds(lambda made=made: torch.linalg.svd(made[0], full_matrices=False))
+            total += _seconds(lambda crosses=crosses: torch.linalg.svd(crosses[0], full_matrices=False))
     return total
 
 
@@ -128,11 +130,11 @@ def _activations(model: nn.Module, images: np.ndarray) -> dict[tuple[str, str], 
     from transship.activations import load_model
 
     loaded = load_model(model)
-    found: dict[tuple[str, str], Tensor] = {}
+    by_name: dict[tuple[str, str], Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            found[name, "in"], found[name, "out"] = given[0], made
+            by_name[name, "in"], by_name[name, "out"] = given[0], made
 
         return hook
 
@@ -145,7 +147,7 @@ def _activations(model: nn.Module, images: np.ndarray) -> dict[tuple[str, str], 
         loaded.run(loaded.preprocess(list(images)))
     for handle in handles:
         handle.remove()
-    return found
+    return by_name
 
 
 def _resampled(states: Tensor, tokens: int) -> Tensor:

@@ -146,13 +146,13 @@ def line_agrees(expected: str, printed: str, *, exact: bool = False) -> bool:
         if len(given) < len(before) + len(after):
             return False
         parts = (before, given[:hole]), (after, given[len(given) - len(after) :])
-        return all(line_agrees(" ".join(one), " ".join(two), exact=exact) for one, two in parts)
+        return all(line_agrees(" ".join(first), " ".join(two), exact=exact) for first, two in parts)
     if exact:
         return expected.rstrip() == printed.rstrip()
     if _words(expected) != _words(printed):
         return False
     pairs = zip(NUMBER.finditer(expected), NUMBER.finditer(printed), strict=True)
-    return all(_close(one, other) for one, other in pairs)
+    return all(_close(first, other) for first, other in pairs)
 
 
 def _words(line: str) -> list[str]:
@@ -163,12 +163,12 @@ def _close(expected: re.Match[str], printed: re.Match[str]) -> bool:
     rest = expected.string[expected.end() :]
     if TIMED.match(rest):
         return True
-    one, other = (float(match[0].replace(",", "").replace("−", "-")) for match in (expected, printed))
+    first, other = (float(match[0].replace(",", "").replace("−", "-")) for match in (expected, printed))
     if rest.lstrip().startswith("%"):
-        return abs(one - other) <= POINTS
+        return abs(first - other) <= POINTS
     if "." in expected[0] or "e" in expected[0]:
-        return abs(one - other) <= max(SHARE * abs(one), 0.06)
-    return one == other
+        return abs(first - other) <= max(SHARE * abs(first), 0.06)
+    return first == other
 
 
 def differences(one: list[str], other: list[str]) -> dict[str, float]:

@@ -88,7 +88,7 @@ def child(name: str, files: int, seconds: float, seed: int, current: Path) -> No
         valid = target.make(folder)
         for data in valid:
             attempt(target, data, folder, counts)
-        found: dict[str, bytes] = {}
+        by_name: dict[str, bytes] = {}
 
         @hypothesis.seed(seed)
         @hypothesis.settings(
@@ -108,19 +108,19 @@ def child(name: str, files: int, seconds: float, seed: int, current: Path) -> No
             try:
                 attempt(target, data, folder, counts)
             except Finding as finding:
-                found[str(finding)] = data
+                by_name[str(finding)] = data
                 raise
 
         try:
             fuzz()
         except BaseException:  # one finding, or a group of them
-            if not found:
+            if not by_name:
                 raise
-        for data in found.values():
+        for data in by_name.values():
             keep(name, data)
         spent = time.monotonic() - start
         counts = {name: number * target.count for name, number in counts.items()}
-        print(json.dumps({**counts, "seconds": spent, "findings": sorted(found)}))
+        print(json.dumps({**counts, "seconds": spent, "findings": sorted(by_name)}))
 
 
 def keep(name: str, data: bytes) -> None:

@@ -173,13 +173,13 @@ def another() -> dict[str, str]:
 
 def outcomes(report: Path) -> dict[str, str]:
     """Return the outcome of every test in a file of JUnit's format."""
-    told = {}
+    by_name = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
-        told[f"{case.get('classname')}::{case.get('name')}"] = (
+        by_name[f"{case.get('classname')}::{case.get('name')}"] = (
             "failed" if kinds & {"failure", "error"} else "skipped" if kinds else "passed"
         )
-    return told
+    return by_name
 
 
 def compare(rounds: dict[str, dict[str, str]]) -> list[str]:

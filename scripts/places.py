@@ -61,8 +61,8 @@ def environment(folder: Path, other_user: bool) -> dict[str, str]:
     programs.mkdir()
     temporary.mkdir()
     for name in PROGRAMS:
-        if found := shutil.which(name):
-            (programs / name).symlink_to(found)
+        if path := shutil.which(name):
+            (programs / name).symlink_to(path)
     # root's home is closed to others
     kept = Path(NOWHERE) if other_user else Path.home() / ".cache/transship"
     ours = {

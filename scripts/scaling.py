@@ -23,11 +23,11 @@ SPAN_X, SPAN_Y = WIDTH - LEFT - 150, HEIGHT - BOTTOM - TOP
 
 def rows() -> list[dict[str, Any]]:
     """Return the rows of all kept runs."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for file in sorted(KEPT.glob("*.json")):
         for table in json.loads(file.read_text(encoding="utf-8")).values():
-            found += table
-    return found
+            entries += table
+    return entries
 
 
 def picture(curves: list[dict[str, Any]], what: str, clock: str) -> str:
@@ -72,7 +72,7 @@ def picture(curves: list[dict[str, Any]], what: str, clock: str) -> str:
 def growth(found: list[dict[str, Any]]) -> str:
     """Return the exponents of CPU seconds and their points as Markdown."""
     lines = ["| what grows | sizes | CPU seconds | peak anonymous MB | exponent |", "|---|---|---|---|---|"]
-    for row in (one for one in found if _clock(one) == "CPU"):
+    for row in (each for each in found if _clock(each) == "CPU"):
         sizes = ", ".join(f"{point[row['x']]:,}" for point in row["points"])
         seconds = ", ".join(f"{point['cpu']:.2f}" for point in row["points"])
         peaks = ", ".join(f"{point['peak'] / 1e6:.0f}" for point in row["points"] if point["peak"])
@@ -83,7 +83,7 @@ def growth(found: list[dict[str, Any]]) -> str:
 def workers(found: list[dict[str, Any]]) -> str:
     """Return wall seconds of one process and of two as Markdown: their curves, then their ratios."""
     lines = []
-    curves = [one for one in found if _clock(one) == "wall"]
+    curves = [each for each in found if _clock(each) == "wall"]
     if curves:
         lines += ["| what grows, by how many | sizes | wall seconds | exponent |", "|---|---|---|---|"]
     for row in curves:
@@ -92,7 +92,7 @@ def workers(found: list[dict[str, Any]]) -> str:
         lines.append(f"| {row['curve']}, {row['x']} | {sizes} | {seconds} | {row['ours']:.2f} |")
     lines += [""] if curves else []
     lines += ["| two beside one, wall seconds | one | two | ratio | needed |", "|---|---|---|---|---|"]
-    for row in (one for one in found if "peer" in one and "wall s" in one["name"]):
+    for row in (each for each in found if "peer" in each and "wall s" in each["name"]):
         name = row["name"].replace(", wall s", "")
         times = f"{row['peer']:.1f} | {row['ours']:.1f} | {row['ratio']:.2f}"
         lines.append(f"| {name} | {times} | {row.get('needed') or ''} |")
@@ -107,8 +107,8 @@ def billion(found: list[dict[str, Any]]) -> str:
         last = row["points"][-1]
         rates.append(last["rows"] / (last["cpu"] - row["start"]))
         hours.append(1e9 / rates[-1] / 3600)
-    spread = [3600 * one / 64 for one in hours]
-    flows = [1e9 * 4 * (384 + 768) / one / 1e9 for one in spread]
+    spread = [3600 * hour / 64 for hour in hours]
+    flows = [1e9 * 4 * (384 + 768) / each / 1e9 for each in spread]
     return (
         "Measured here (one core, one thread, whole command without start-up, Parquet to Parquet on a local "
         f"disk): {_round(rates[0])} rows per\nCPU second with a linear map, {_round(rates[1])} with the "
@@ -136,28 +136,28 @@ def wide(found: list[dict[str, Any]]) -> str:
 
 def pages(page: str) -> dict[str, str]:
     """Return the files to write, by their names in `docs`; `page` is `scaling.md` as it is."""
-    found = rows()
-    made: dict[str, str] = {}
+    result = rows()
+    by_name: dict[str, str] = {}
     for clock in ("CPU", "wall"):
-        curves = [row for row in found if _clock(row) == clock]
+        curves = [row for row in result if _clock(row) == clock]
         for what in dict.fromkeys(row["x"] for row in curves):
             name = f"scaling/{what}.svg" if clock == "CPU" else f"scaling/workers-{what}.svg"
-            made[name] = picture([row for row in curves if row["x"] == what], what, clock)
+            by_name[name] = picture([row for row in curves if row["x"] == what], what, clock)
     shown = {"CPU": "", "wall": ""}
-    for name in made:
+    for name in by_name:
         clock, what = ("wall" if "/workers-" in name else "CPU"), Path(name).stem.removeprefix("workers-")
         shown[clock] += f"\n![{clock} seconds over {what}]({name})"
     blocks = {
-        "curves": f"{growth(found)}\n{shown['CPU']}",
-        "workers": f"{workers(found)}\n{shown['wall']}".rstrip(),
-        "billion": billion(found),
-        "maps": wide(found),
+        "curves": f"{growth(result)}\n{shown['CPU']}",
+        "workers": f"{workers(result)}\n{shown['wall']}".rstrip(),
+        "billion": billion(result),
+        "maps": wide(result),
     }
     for name, text in blocks.items():
         start, end = (mark.format(name) for mark in MARKS)
         before, _, rest = page.partition(start)
         page = f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}"
-    return {"scaling.md": page, **made}
+    return {"scaling.md": page, **by_name}
 
 
 def main(docs: Path) -> None:
@@ -173,7 +173,9 @@ def _clock(row: dict[str, Any]) -> str:
 
 
 def _curve(found: list[dict[str, Any]], name: str, what: str) -> dict[str, Any]:
-    return next(one for one in found if _clock(one) == "CPU" and (one["curve"], one["x"]) == (name, what))
+    return next(
+        each for each in found if _clock(each) == "CPU" and (each["curve"], each["x"]) == (name, what)
+    )
 
 
 def _points(curve: dict[str, Any], what: str) -> list[tuple[float, float]]:

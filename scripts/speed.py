@@ -92,11 +92,11 @@ def main(page: Path) -> None:
     """Put the table into the page."""
     text = page.read_text(encoding="utf-8")
     figures = json.loads(KEPT.read_text(encoding="utf-8"))
-    made = table(figures)
+    output = table(figures)
     pattern = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
     if not pattern.search(text):
         sys.exit(f"{page} has no place for the table: a line {BEGIN} and a line {END}")
-    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n{made}\n{END}", text), encoding="utf-8")
+    page.write_text(pattern.sub(lambda _: f"{BEGIN}\n{output}\n{END}", text), encoding="utf-8")
     if absent := " ".join(missing(figures)):
         command = f"python -m benchmarks {absent} --json benchmarks/speed.json"
         print(

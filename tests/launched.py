@@ -84,18 +84,20 @@ def moments(folder: Path) -> dict[str, Tensor]:
 
     inputs = texts(folder)
     options: dict[str, Any] = {"tokens_per_input": 4, "batch_size": 8}
-    found = collect(folder / "source", folder / "target", None, inputs, parts=("aa", "bb", "ab"), **options)
-    made = {"inputs": torch.tensor(float(found.inputs))}
-    for name, one in found.kept.items():
-        made[f"{name} count"] = torch.tensor(one.count)
-        made |= {f"{name} {number}": tensor for number, tensor in enumerate(one.tensors())}
+    collected = collect(
+        folder / "source", folder / "target", None, inputs, parts=("aa", "bb", "ab"), **options
+    )
+    fields = {"inputs": torch.tensor(float(collected.inputs))}
+    for name, right in collected.kept.items():
+        fields[f"{name} count"] = torch.tensor(right.count)
+        fields |= {f"{name} {number}": tensor for number, tensor in enumerate(right.tensors())}
     few = collect(folder / "source", folder / "target", None, inputs[:3], batch_size=8)
-    made["few"] = few.kept[min(few.kept)].part("ab")
+    fields["few"] = few.kept[min(few.kept)].part("ab")
     seen = compare(folder / "source", folder / "target", inputs, **options)
-    made["cka"] = torch.tensor(seen.stacks[0].cka)
-    made["agreement"] = torch.tensor([one.agreement for one in (*seen.layers, *seen.sites)])
-    made["rows"] = torch.tensor([seen.rows, seen.inputs])
-    return made
+    fields["cka"] = torch.tensor(seen.stacks[0].cka)
+    fields["agreement"] = torch.tensor([each.agreement for each in (*seen.layers, *seen.sites)])
+    fields["rows"] = torch.tensor([seen.rows, seen.inputs])
+    return fields
 
 
 def transports(folder: Path) -> dict[str, Tensor]:
@@ -111,22 +113,22 @@ def transports(folder: Path) -> dict[str, Tensor]:
         "path": {"method": "theseus", "path_steps": 2, "strength": 1.0},
         "auto": {"method": "auto"},
     }
-    made = {}
+    by_name = {}
     for name, options in cases.items():
         target = options.pop("target", "target")
-        found = transship.transport(
-            *(str(folder / one) for one in ("source", "tuned", target)),
+        result = transship.transport(
+            *(str(folder / each) for each in ("source", "tuned", target)),
             data=str(folder / "texts.parquet"),
             batches=5,
             batch_size=8,
             **options,
         )
-        made[f"{name} strength"] = torch.tensor(found.strength)
-        made |= {f"{name} {key}": change for key, change in found.moved.dense.items()}
-        if found.head is not None:
-            made[f"{name} head"] = found.head.weight
-        made[f"{name} scores"] = torch.tensor([score for _, score in found.choice.curve])
-    return made
+        by_name[f"{name} strength"] = torch.tensor(result.strength)
+        by_name |= {f"{name} {key}": change for key, change in result.moved.dense.items()}
+        if result.head is not None:
+            by_name[f"{name} head"] = result.head.weight
+        by_name[f"{name} scores"] = torch.tensor([score for _, score in result.choice.curve])
+    return by_name
 
 
 def merges(folder: Path) -> dict[str, Tensor]:
@@ -145,13 +147,13 @@ def merges(folder: Path) -> dict[str, Tensor]:
         "otmf": {"iterations": 4, "batch_size": 7},
         "multitask": quick,
     }
-    made = {}
+    by_name = {}
     for method, parameters in cases.items():
         for name, change in learn(Tensors(plan(_recipe(folder, method, parameters=parameters)))).items():
-            made[f"{method} {name}"] = change
-    found = search_weights(Tensors(plan(_recipe(folder, "task_arithmetic", weights="auto"))))
-    made["weights"] = torch.tensor([*found.factors, found.loss], dtype=torch.float64)
-    return made
+            by_name[f"{method} {name}"] = change
+    result = search_weights(Tensors(plan(_recipe(folder, "task_arithmetic", weights="auto"))))
+    by_name["weights"] = torch.tensor([*result.factors, result.loss], dtype=torch.float64)
+    return by_name
 
 
 def _recipe(folder: Path, method: str, **more: Any) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def fusions(folder: Path) -> dict[str, Tensor]:
     from transship import data
     from transship.verbs.merge.fusion import Fusion
 
-    made = {}
+    by_name = {}
     for method in ("otmf", "regmean", "opcm"):
         options = {"iterations": 4, "batch_size": 7} if method == "otmf" else None
         fusion = Fusion(
@@ -183,11 +185,11 @@ def fusions(folder: Path) -> dict[str, Tensor]:
         )
         for name, rows in (("tuned", "texts"), ("other", "others")):
             fusion.add(str(folder / name), data.load(str(folder / f"{rows}.parquet")), inputs=30)
-        made |= {f"{method} {name}": tensor for name, tensor in fusion.vector.items()}
+        by_name |= {f"{method} {name}": tensor for name, tensor in fusion.vector.items()}
         for task in fusion.tasks:
-            made[f"{method} head {task.name}"] = fusion.head(task.name).weight
-        made[f"{method} shift"] = torch.tensor([*fusion.history[-1].shift.values()])
-    return made
+            by_name[f"{method} head {task.name}"] = fusion.head(task.name).weight
+        by_name[f"{method} shift"] = torch.tensor([*fusion.history[-1].shift.values()])
+    return by_name
 
 
 def adaptations(folder: Path) -> dict[str, Tensor]:
@@ -199,9 +201,9 @@ def adaptations(folder: Path) -> dict[str, Tensor]:
         backbone=str(folder / "base"), method="nft", base="none", steps=4, batch_size=7, tokens=8, cache=None
     )
     model.fit(random.normal(size=(40, 32)).astype(np.float32), np.arange(40) % 2)
-    made = {name: tensor.detach() for name, tensor in model.adapted_.network.named_parameters()}
+    by_name = {name: tensor.detach() for name, tensor in model.adapted_.network.named_parameters()}
     losses = [[row["loss"], row["validation_loss"]] for row in model.adapted_.about["history"]]
-    return made | {"losses": torch.tensor(losses)}
+    return by_name | {"losses": torch.tensor(losses)}
 
 
 WORK = {
@@ -237,8 +239,8 @@ def main(folder: Path, *names: str) -> None:
 
     parallel.join()
     for name in names or WORK:
-        made = {key: tensor.contiguous() for key, tensor in WORK[name](folder).items()}
-        save_file(made, folder / f"{name}-{parallel.rank()}.safetensors")
+        by_name = {key: tensor.contiguous() for key, tensor in WORK[name](folder).items()}
+        save_file(by_name, folder / f"{name}-{parallel.rank()}.safetensors")
     parallel.leave()
 
 
@@ -254,12 +256,12 @@ def run_commands(file: Path) -> None:
     parallel.join()
     leave, parallel.leave = parallel.leave, parallel.wait  # a process that has left cannot join again
     for words in json.loads(file.read_text()):
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        stream = io.StringIO()
+        with contextlib.redirect_stdout(stream):
             command(words)
         if parallel.is_main():
-            print(json.dumps(json.loads(said.getvalue())), flush=True)
-        assert parallel.is_main() or not said.getvalue(), "the others are silent"
+            print(json.dumps(json.loads(stream.getvalue())), flush=True)
+        assert parallel.is_main() or not stream.getvalue(), "the others are silent"
     leave()
 
 

@@ -55,9 +55,9 @@ def test_the_scaling_page_shows_the_curves_that_were_kept():
     spec = importlib.util.spec_from_file_location("scaling", ROOT / "scripts/scaling.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.pages((ROOT / "docs/scaling.md").read_text())
-    assert any(name.endswith(".svg") for name in made)
-    for name, text in made.items():
+    pages = module.pages((ROOT / "docs/scaling.md").read_text())
+    assert any(name.endswith(".svg") for name in pages)
+    for name, text in pages.items():
         assert (ROOT / "docs" / name).read_text() == text, "run `make docs`"
 
 

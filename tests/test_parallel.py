@@ -53,9 +53,9 @@ def work() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def folder(work: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("launched")
-    work.make(made)
-    return made
+    output = tmp_path_factory.mktemp("launched")
+    work.make(output)
+    return output
 
 
 @pytest.mark.slow
@@ -67,12 +67,12 @@ def test_two_processes_give_what_one_gives(work: ModuleType, folder: Path, warm:
     for name, tolerance in TOLERANCE.items():
         alone = work.WORK[name](folder)
         for rank in range(2):
-            found = load_file(folder / f"{name}-{rank}.safetensors")
-            assert found.keys() == alone.keys(), name
+            result = load_file(folder / f"{name}-{rank}.safetensors")
+            assert result.keys() == alone.keys(), name
             for key, tensor in alone.items():
                 if key.startswith(NOISE) and key.endswith("key.bias"):
                     continue
-                distance = float((found[key].double() - tensor.double()).norm())
+                distance = float((result[key].double() - tensor.double()).norm())
                 assert distance <= tolerance * max(float(tensor.double().norm()), 1e-12), f"{name}: {key}"
 
 
@@ -125,10 +125,13 @@ def numbers(value: Any) -> list[float]:
     """Return the numbers of a JSON document in their order, times and places left out."""
     if isinstance(value, dict):
         return [
-            one for key in sorted(value) if key not in ("seconds", "options") for one in numbers(value[key])
+            number
+            for key in sorted(value)
+            if key not in ("seconds", "options")
+            for number in numbers(value[key])
         ]
     if isinstance(value, list):
-        return [one for part in value for one in numbers(part)]
+        return [number for part in value for number in numbers(part)]
     return [float(value)] if isinstance(value, int | float) else []
 
 
@@ -149,8 +152,8 @@ def test_every_verb_gives_two_processes_what_it_gives_one(folder: Path, tmp_path
     shared = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(shared) == len(commands)
     alone = []
-    for one in words["alone"]:
-        ended = run(one)
+    for each in words["alone"]:
+        ended = run(each)
         assert ended.exit_code == 0, ended.output
         alone.append(json.loads(ended.stdout))
     for place in places.values():
@@ -158,20 +161,20 @@ def test_every_verb_gives_two_processes_what_it_gives_one(folder: Path, tmp_path
     assert numbers(shared[0]) == pytest.approx(numbers(alone[0]), rel=1e-6, abs=1e-9)
     assert len(numbers(shared[0])) > 20
     for command in (merge, adapt):
-        made = {name: tensors(place / command.__name__) for name, place in places.items()}
-        assert made["shared"].keys() == made["alone"].keys()
-        for name, tensor in made["alone"].items():
+        by_name = {name: tensors(place / command.__name__) for name, place in places.items()}
+        assert by_name["shared"].keys() == by_name["alone"].keys()
+        for name, tensor in by_name["alone"].items():
             if tensor.is_floating_point() and not name.endswith("key.bias"):
-                distance = float((made["shared"][name].double() - tensor.double()).norm())
+                distance = float((by_name["shared"][name].double() - tensor.double()).norm())
                 assert distance <= 1e-4 * max(float(tensor.double().norm()), 1e-12), name
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    by_name: dict[str, torch.Tensor] = {}
     for file in sorted(folder.rglob("*.safetensors")):
-        found |= {f"{file.name} {name}": tensor for name, tensor in load_file(file).items()}
-    assert found
-    return found
+        by_name |= {f"{file.name} {name}": tensor for name, tensor in load_file(file).items()}
+    assert by_name
+    return by_name
 
 
 @pytest.mark.slow
@@ -214,8 +217,8 @@ def test_a_process_that_is_killed_ends_the_others_and_its_saved_shards_are_used_
     assert not (folder / "lost").exists()
     assert not list(folder.glob(".*")), "a draft was left"
     # a process that ends between a state and the removal of the one before it leaves both, or a part of one
-    found = (tmp_path / "prepared").rglob("state.json")
-    states = [place for place in found if place.parent.suffix != ".part"]
+    files = (tmp_path / "prepared").rglob("state.json")
+    states = [place for place in files if place.parent.suffix != ".part"]
     kept = len({unit for state in states for unit in json.loads(state.read_text())["units"]})
     assert kept >= 2  # of five; the killed process's finished unit is among them
     assert any(place.parent.name.startswith("state-001") for place in states)
@@ -292,9 +295,9 @@ def test_somebody_speaks_where_the_store_went_with_the_first_process(monkeypatch
     import signal
 
     before = signal.getsignal(signal.SIGTERM)
-    for rank, said in ((0, True), (1, True), (2, False)):
+    for rank, right in ((0, True), (1, True), (2, False)):
         monkeypatch.setattr(parallel, "_WORLD", parallel._World(rank, 3))
-        assert parallel.speaks() is said
+        assert parallel.speaks() is right
     signal.signal(signal.SIGTERM, before)
 
 
@@ -303,11 +306,11 @@ def test_a_command_that_is_not_shared_is_the_first_process_alone(
 ):
     from transship.cli import main
 
-    for rank, said in (("1", False), ("0", True)):
+    for rank, right in (("1", False), ("0", True)):
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", rank)
         main(["methods", "transport"])
-        assert bool(capsys.readouterr().out) is said
+        assert bool(capsys.readouterr().out) is right
         assert not parallel.launched()
 
 

@@ -32,9 +32,9 @@ def test_the_workflow_runs_what_the_readme_says():
     workflow = yaml.safe_load(read(".github/workflows/test.yml"))
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), flags=re.MULTILINE))
-    made = [command.removeprefix("make ") for command in commands if command.startswith("make ")]
-    assert made == ["test", "docs"]
-    assert set(made) <= targets
+    names = [command.removeprefix("make ") for command in commands if command.startswith("make ")]
+    assert names == ["test", "docs"]
+    assert set(names) <= targets
 
 
 @pytest.mark.parametrize("page", ["Containerfile", "README.md", "docs/index.md"])

@@ -239,9 +239,9 @@ def test_interpolated_depth_mixes_rows_or_moments_to_the_same_cross_moment(
         ("text.2.attention.key", "input"),
         ("text.3.mlp.in", "output"),
     ):
-        one, two = mixed.of(name, side), kept.of(name, side)
-        torch.testing.assert_close(one.ab, two.ab, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(one.sum_a, two.sum_a, rtol=1e-10, atol=1e-10)
+        result, two = mixed.of(name, side), kept.of(name, side)
+        torch.testing.assert_close(result.ab, two.ab, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(result.sum_a, two.sum_a, rtol=1e-10, atol=1e-10)
     entry = kept.entries["text.1.mlp.out", "output"]
     assert [weight for _, weight in entry.moments] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
     unit = kept.of("text.1.mlp.out", "output", normalise=True)
@@ -271,8 +271,8 @@ def test_a_shallower_model_is_collected_though_its_mixed_blocks_share_tensors(
     )
     for name in ("text.1.attention.query", "text.1.mlp.out", "text.2.mlp.in"):
         for side in ("input", "output"):
-            one, two = mixed.of(name, side), kept.of(name, side)
-            torch.testing.assert_close(one.ab, two.ab, rtol=1e-10, atol=1e-10)
+            result, two = mixed.of(name, side), kept.of(name, side)
+            torch.testing.assert_close(result.ab, two.ab, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("window", [2, 3])
@@ -403,20 +403,22 @@ def test_multihead_attention_is_seen_from_inside(first: bool):
     a, b = plain_encoder(0, 8, first), plain_encoder(1, 8, first)
 
     def stack(inputs: Any) -> Tensor:
-        made = torch.stack([torch.as_tensor(one) for one in inputs])
-        return made if first else made.transpose(0, 1)
+        entries = torch.stack([torch.as_tensor(row) for row in inputs])
+        return entries if first else entries.transpose(0, 1)
 
     models = [load_model(model, preprocess=stack) for model in (a, b)]
     collected = collect(*models, None, list(data), tokens_per_input=None)
     entered = collected.input("0.attention.query")
     torch.testing.assert_close(entered.ab, data.flatten(0, 1).T @ data.flatten(0, 1))
     weights = [model.layers[0].self_attn for model in (a, b)]
-    made = [data.flatten(0, 1) @ one.in_proj_weight[8:16].T + one.in_proj_bias[8:16] for one in weights]
-    torch.testing.assert_close(collected.output("0.attention.key").ab, made[0].T @ made[1])
+    entries = [
+        data.flatten(0, 1) @ weight.in_proj_weight[8:16].T + weight.in_proj_bias[8:16] for weight in weights
+    ]
+    torch.testing.assert_close(collected.output("0.attention.key").ab, entries[0].T @ entries[1])
     with torch.no_grad():
         given = data if first else data.transpose(0, 1)
-        outputs = [one(given, given, given, need_weights=False)[0] for one in weights]
-        outputs = [one if first else one.transpose(0, 1) for one in outputs]
+        outputs = [weight(given, given, given, need_weights=False)[0] for weight in weights]
+        outputs = [output if first else output.transpose(0, 1) for output in outputs]
     expected = outputs[0].flatten(0, 1).T @ outputs[1].flatten(0, 1)
     torch.testing.assert_close(collected.output("0.attention.out").ab, expected)
     assert collected.has("1.attention.out", "input")
@@ -429,7 +431,7 @@ def test_writing_in_place_does_not_change_what_was_seen():
 
     a, b = net(0), net(1)
     data = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    models = [load_model(one, preprocess=lambda inputs: torch.stack(list(inputs))) for one in (a, b)]
+    models = [load_model(each, preprocess=lambda inputs: torch.stack(list(inputs))) for each in (a, b)]
     collected = collect(*models, None, list(data))
     expected = a[0](data).T @ b[0](data)
     torch.testing.assert_close(collected.output("0").ab, expected.detach())

@@ -15,51 +15,55 @@ Tiny = Callable[..., LoadedModel]
 
 def test_a_model_is_most_like_itself(tiny: Tiny, sentences: list[list[int]]):
     model = tiny("bert")
-    found = compare(model, model, sentences * 4, tokens_per_input=None)
-    (stack,) = found.stacks
+    comparison = compare(model, model, sentences * 4, tokens_per_input=None)
+    (stack,) = comparison.stacks
     assert stack.source_layers == ("embedding", "block 0", "block 1")
     assert [stack.cka[layer][layer] for layer in range(3)] == pytest.approx([1.0] * 3)
     assert stack.best_source == stack.best_target == (0, 1, 2)
     # both sides of a layer are its own space, so the best rotation leaves nothing
-    assert max(one.residual for one in (*found.layers, *found.sites)) < 1e-5
-    assert {one.role for one in found.layers} == {"block"}
+    assert max(each.residual for each in (*comparison.layers, *comparison.sites)) < 1e-5
+    assert {layer.role for layer in comparison.layers} == {"block"}
 
 
 def test_cka_equals_the_unbiased_estimate_by_hand(tiny: Tiny, sentences: list[list[int]]):
     """One batch: HSIC with the Gram matrices' diagonals removed, as Nguyen et al. (2021) write it."""
     a, b = tiny("bert", 0, torch.float64), tiny("distilbert", 1, torch.float64)
-    found = compare(a, b, sentences, tokens_per_input=None, batch_size=12).stacks[0]
+    stacks = compare(a, b, sentences, tokens_per_input=None, batch_size=12).stacks[0]
 
     def rows(model: LoadedModel, layer: int) -> torch.Tensor:
         with torch.no_grad():
-            made = [
+            models = [
                 model.model(**model.preprocess([ids]).inputs, output_hidden_states=True) for ids in sentences
             ]
-        return torch.cat([one.hidden_states[layer][0] for one in made])
+        return torch.cat([each.hidden_states[layer][0] for each in models])
 
     def hsic(x: torch.Tensor, y: torch.Tensor) -> float:
         k, m = (rows @ rows.T for rows in (x, y))
         k, m = (gram - gram.diag().diag() for gram in (k, m))
-        n, one = len(x), torch.ones(len(x), dtype=x.dtype)
-        trace = (k * m).sum() + (one @ k @ one) * (one @ m @ one) / ((n - 1) * (n - 2))
-        return float((trace - 2 / (n - 2) * (one @ k @ m @ one)) / (n * (n - 3)))
+        n, values = len(x), torch.ones(len(x), dtype=x.dtype)
+        trace = (k * m).sum() + (values @ k @ values) * (values @ m @ values) / ((n - 1) * (n - 2))
+        return float((trace - 2 / (n - 2) * (values @ k @ m @ values)) / (n * (n - 3)))
 
     x, y = rows(a, 1), rows(b, 2)
     expected = hsic(x, y) / (hsic(x, x) * hsic(y, y)) ** 0.5
-    assert found.cka[1][2] == pytest.approx(expected, rel=1e-4)
+    assert stacks.cka[1][2] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_residual_is_what_the_best_rotation_and_scale_leave(tiny: Tiny, sentences: list[list[int]]):
     from scipy.linalg import orthogonal_procrustes
 
     a, b = tiny("bert", 0, torch.float64), tiny("bert", 1, torch.float64)
-    found = compare(a, b, sentences * 3, tokens_per_input=None)
-    residual = next(one for one in found.layers if one.name == "text.1.block" and one.side == "output")
+    comparison = compare(a, b, sentences * 3, tokens_per_input=None)
+    residual = next(
+        layer for layer in comparison.layers if layer.name == "text.1.block" and layer.side == "output"
+    )
     states = []
     for model in (a, b):
         with torch.no_grad():
-            made = [model.model(**model.preprocess([ids]).inputs).last_hidden_state[0] for ids in sentences]
-        rows = torch.cat(made)
+            entries = [
+                model.model(**model.preprocess([ids]).inputs).last_hidden_state[0] for ids in sentences
+            ]
+        rows = torch.cat(entries)
         states.append((rows - rows.mean(0)).numpy())
     turned, scale = orthogonal_procrustes(states[0], states[1])
     best = scale / (states[0] ** 2).sum() * states[0] @ turned
@@ -70,8 +74,8 @@ def test_the_residual_is_what_the_best_rotation_and_scale_leave(tiny: Tiny, sent
 
 
 def test_stages_of_a_pyramid_have_their_own_rows(tiny: Tiny, pictures: Callable[[int], list[Any]]):
-    found = compare(tiny("swin"), tiny("swin", 1), pictures(32), tokens_per_input=None)
-    (stack,) = found.stacks
+    comparison = compare(tiny("swin"), tiny("swin", 1), pictures(32), tokens_per_input=None)
+    (stack,) = comparison.stacks
     assert len(stack.cka) == len(stack.cka[0]) == 5
     assert all(value != 0.0 for row in stack.cka for value in row)
 
@@ -80,7 +84,9 @@ def test_wide_spaces_are_left_out_unless_asked_for(tiny: Tiny, sentences: list[l
     a, b = tiny("bert"), tiny("bert", 1)
     narrow = compare(a, b, sentences, widest=20)
     every = compare(a, b, sentences, widest=None)
-    assert {(one.name, one.side) for one in every.sites} - {(one.name, one.side) for one in narrow.sites} == {
+    assert {(site.name, site.side) for site in every.sites} - {
+        (site.name, site.side) for site in narrow.sites
+    } == {
         (f"text.{block}.{role}", side)
         for block in range(2)
         for role, side in (("mlp.in", "output"), ("mlp.out", "input"))
@@ -88,9 +94,9 @@ def test_wide_spaces_are_left_out_unless_asked_for(tiny: Tiny, sentences: list[l
 
 
 def test_a_comparison_is_plain_data(tiny: Tiny, sentences: list[list[int]]):
-    found = compare(tiny("bert"), tiny("llama"), sentences)
-    assert json.loads(json.dumps(found.to_dict()))["target"] == "llama"
-    assert ("target", "text.0.mlp.gate", "the source's stack 'text' has no mlp.gate") in found.unmatched
+    comparison = compare(tiny("bert"), tiny("llama"), sentences)
+    assert json.loads(json.dumps(comparison.to_dict()))["target"] == "llama"
+    assert ("target", "text.0.mlp.gate", "the source's stack 'text' has no mlp.gate") in comparison.unmatched
 
 
 def test_compare_is_a_public_name():
@@ -104,8 +110,8 @@ def test_relatives_are_recognised_among_real_models(models_dir: Path):
         f"{word} is a thing of kind {number}"
         for number, word in enumerate(["dog", "tree", "sea", "idea"] * 12)
     ]
-    found = compare(load_model(models_dir / "minilm-l6"), load_model(models_dir / "bge-small"), texts)
-    (stack,) = found.stacks
+    comparison = compare(load_model(models_dir / "minilm-l6"), load_model(models_dir / "bge-small"), texts)
+    (stack,) = comparison.stacks
     best = list(stack.best_source)
     assert best[0] == 0
     assert sum(later >= earlier for earlier, later in pairwise(best)) >= len(best) - 3

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import tokenizers
     import transformers
 
-    made = tmp_path_factory.mktemp("maps")
+    output = tmp_path_factory.mktemp("maps")
     words = {word: row for row, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijklmnop"])}
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -39,16 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(seed)
         sizes = {"hidden_size": width, "intermediate_size": 2 * width, "vocab_size": 18, "num_labels": 3}
         model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **sizes))
-        model.save_pretrained(made / name)
-        reader.save_pretrained(made / name)
+        model.save_pretrained(output / name)
+        reader.save_pretrained(output / name)
         if name == "a":
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.01 * torch.randn(parameter.shape))
-            model.save_pretrained(made / "tuned")
-            reader.save_pretrained(made / "tuned")
-    (made / "texts.txt").write_text("\n".join(sentences()))
-    return made
+            model.save_pretrained(output / "tuned")
+            reader.save_pretrained(output / "tuned")
+    (output / "texts.txt").write_text("\n".join(sentences()))
+    return output
 
 
 def sentences() -> list[str]:
@@ -63,10 +63,10 @@ def test_a_spread_model_has_the_same_moments(folder: Path, spread: Any, tmp_path
     other = load_model(folder / "b", device_map=spread)
     assert any(parameter.is_meta for parameter in other.model.parameters()) is ("disk" in str(spread))
     kept = collect(whole, load_model(folder / "b"), None, sentences(), **options).kept  # type: ignore[arg-type]
-    found = collect(whole, other, None, sentences(), folder=tmp_path / "state", **options)  # type: ignore[arg-type]
-    assert found.kept.keys() == kept.keys()
+    collected = collect(whole, other, None, sentences(), folder=tmp_path / "state", **options)  # type: ignore[arg-type]
+    assert collected.kept.keys() == kept.keys()
     for name, moments in kept.items():
-        for mine, theirs in zip(found.kept[name].tensors(), moments.tensors(), strict=True):
+        for mine, theirs in zip(collected.kept[name].tensors(), moments.tensors(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -106,8 +106,8 @@ def test_commands_take_a_map(folder: Path):
         CliRunner().invoke(command, [*given, *more]) for more in ((), ("--device-map", json.dumps(PARTS)))
     )
     assert spread.exit_code == 0, spread.output
-    found = [json.loads(one.stdout)["stacks"] for one in (whole, spread)]
-    assert found[0] == found[1]
+    entries = [json.loads(each.stdout)["stacks"] for each in (whole, spread)]
+    assert entries[0] == entries[1]
 
 
 def test_work_that_exchanges_weights_refuses_parts_on_disk(folder: Path):

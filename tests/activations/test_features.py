@@ -58,11 +58,11 @@ def test_models_choose_their_own_summary(
 def test_a_two_tower_model_gives_projected_features(tiny: Tiny, pictures: Callable[[int], list[Any]]):
     model = tiny("clip")
     model.custom = None
-    made = features(model, pictures(16))
+    output = features(model, pictures(16))
     with torch.no_grad():
         seen = model.model.vision_model(pixel_values=torch.from_numpy(np.stack(pictures(16)))).pooler_output
         expected = model.model.visual_projection(seen)
-    np.testing.assert_allclose(made, expected.numpy(), atol=1e-6)
+    np.testing.assert_allclose(output, expected.numpy(), atol=1e-6)
 
 
 def test_any_module_gives_its_output(tiny: Tiny):
@@ -86,9 +86,9 @@ def test_the_sentence_encoders_files_decide(minilm: Path, tmp_path: Path, models
 
 def test_real_sentences_are_near_what_they_mean(minilm: Path):
     texts = ["a dog barks", "the hound is barking", "stock prices fell"]
-    made = features(load_model(minilm), texts, pooling="mean", normalise=True)
-    np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1.0, rtol=1e-6)
-    near, far = made[0] @ made[1], made[0] @ made[2]
+    output = features(load_model(minilm), texts, pooling="mean", normalise=True)
+    np.testing.assert_allclose(np.linalg.norm(output, axis=1), 1.0, rtol=1e-6)
+    near, far = output[0] @ output[1], output[0] @ output[2]
     assert near > 0.5 > far + 0.2
 
 

@@ -29,7 +29,7 @@ def build(name: str) -> tuple[Any, Any]:
     sentences = [random.integers(3, 40, size=7) for _ in range(5)]
     pixels = [random.standard_normal((3, 8, 8)).astype(np.float32) for _ in range(5)]
     t5 = {"vocab_size": 40, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-    made = {
+    result = {
         "bert": lambda: transformers.BertModel(transformers.BertConfig(**WORDS)),
         "classifier": lambda: transformers.BertForSequenceClassification(
             transformers.BertConfig(**WORDS, num_labels=3)
@@ -39,7 +39,7 @@ def build(name: str) -> tuple[Any, Any]:
         "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**WORDS)),
     }[name]()
     reads = images if name == "vit" else words
-    return load_model(made, preprocess=reads), pixels if name == "vit" else sentences
+    return load_model(result, preprocess=reads), pixels if name == "vit" else sentences
 
 
 @pytest.mark.parametrize("name", ["bert", "vit", "t5", "llama"])
@@ -47,8 +47,8 @@ def test_with_its_own_weights_it_gives_the_models_features(name: str):
     loaded, inputs = build(name)
     model = FunctionalModel(loaded)
     with torch.no_grad():
-        made = model(model.parameters, loaded.preprocess(inputs)).features
-    np.testing.assert_allclose(made.numpy(), features(loaded, inputs), rtol=1e-4, atol=1e-5)
+        output = model(model.parameters, loaded.preprocess(inputs)).features
+    np.testing.assert_allclose(output.numpy(), features(loaded, inputs), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert", "classifier", "vit", "t5", "llama"])
@@ -60,12 +60,12 @@ def test_other_weights_give_what_a_module_with_those_weights_gives(name: str):
     generator = torch.Generator().manual_seed(1)
     other = {key: t + 0.05 * torch.randn(t.shape, generator=generator) for key, t in before.items()}
     with torch.no_grad():
-        made = model(other, batch)
+        output = model(other, batch)
         assert all(torch.equal(model.parameters[key], tensor) for key, tensor in before.items())
         for key, tensor in loaded.model.named_parameters():
             tensor.copy_(other[key])
         expected = model({}, batch)
-    torch.testing.assert_close(made.features, expected.features)
+    torch.testing.assert_close(output.features, expected.features)
     if name == "classifier":
         direct = loaded.model(**batch.inputs).logits
         torch.testing.assert_close(expected.outputs, direct)
@@ -98,12 +98,12 @@ def test_gradients_reach_the_parameters_and_nothing_else():
 
 def test_matrices_are_linear_maps_and_no_embeddings():
     loaded, _ = build("classifier")
-    found = FunctionalModel(loaded).matrices
+    matrices = FunctionalModel(loaded).matrices
     assert (
-        found["bert.encoder.layer.0.attention.self.query.weight"]
+        matrices["bert.encoder.layer.0.attention.self.query.weight"]
         == "bert.encoder.layer.0.attention.self.query"
     )
-    assert not any("embeddings" in name or "LayerNorm" in name for name in found)
+    assert not any("embeddings" in name or "LayerNorm" in name for name in matrices)
 
 
 def test_a_module_of_the_users_own_with_a_feature_function():

@@ -48,10 +48,10 @@ def test_different_depth_interpolates_between_neighbours():
 def test_interpolation_weights_sum_to_one_and_rise_with_depth(source: int, target: int):
     places = []
     for number in range(target):
-        found = block_weights(number, source, target)
-        assert sum(weight for _, weight in found) == pytest.approx(1.0)
-        assert all(0 <= index < source and weight > 0 for index, weight in found)
-        places.append(sum(index * weight for index, weight in found))
+        result = block_weights(number, source, target)
+        assert sum(weight for _, weight in result) == pytest.approx(1.0)
+        assert all(0 <= index < source and weight > 0 for index, weight in result)
+        places.append(sum(index * weight for index, weight in result))
     assert places == sorted(places)
     if target > 1:
         assert places[0] == 0
@@ -62,13 +62,13 @@ def test_nearest_takes_one_block_and_skip_leaves_the_rest_unmatched():
     assert [block_weights(number, 3, 5, depth="nearest")[0][0] for number in range(5)] == [0, 0, 1, 1, 2]
     matching = match_sites(stack(3), stack(5), depth="skip")
     assert [pair.target.block for pair in matching.pairs] == [0, 1, 2]
-    assert [(one.side, one.site.block) for one in matching.unmatched] == [("target", 3), ("target", 4)]
+    assert [(each.side, each.site.block) for each in matching.unmatched] == [("target", 3), ("target", 4)]
     assert "3 blocks against 5" in matching.unmatched[0].reason
 
 
 def test_sites_without_partner_are_listed_with_the_reason(tiny: Callable[..., LoadedModel]):
     matching = match_sites(tiny("bert"), tiny("llama"))
-    reasons = {(one.side, one.site.name): one.reason for one in matching.unmatched}
+    reasons = {(each.side, each.site.name): each.reason for each in matching.unmatched}
     assert reasons["target", "text.0.mlp.gate"] == "the source's stack 'text' has no mlp.gate"
     assert (
         reasons["source", "text.embedding.position"] == "the target's stack 'text' has no embedding.position"
@@ -81,7 +81,7 @@ def test_a_text_encoder_stands_for_the_encoder_of_an_encoder_decoder(tiny: Calla
         (pair.source.stack, pair.target.stack) for pair in matching.pairs if pair.target.block is not None
     }
     assert stacks == {("text", "encoder")}
-    assert any("no stack like 'decoder'" in one.reason for one in matching.unmatched)
+    assert any("no stack like 'decoder'" in each.reason for each in matching.unmatched)
 
 
 def test_stacks_can_be_named(tiny: Callable[..., LoadedModel]):

@@ -39,7 +39,7 @@ def test_a_real_model_opens_shows_its_sites_and_runs(name: str, models_dir: Path
     moments = collected.output(f"{stack}.{depth - 1}.block")
     assert moments.count > 0
     torch.testing.assert_close(moments.sum_a, moments.sum_b)
-    missing = [one for one in collected.skipped if "does not run" in one.reason]
+    missing = [each for each in collected.skipped if "does not run" in each.reason]
     assert not missing
 
 
@@ -72,10 +72,10 @@ def test_a_tensor_without_a_place_is_an_error(tmp_path: Path):
 
 def test_the_head_is_loaded_when_asked_for(tmp_path: Path):
     torch.manual_seed(0)
-    made = hf.DistilBertForSequenceClassification(
+    output = hf.DistilBertForSequenceClassification(
         hf.DistilBertConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
     )
-    made.save_pretrained(tmp_path)
+    output.save_pretrained(tmp_path)
     bare, whole = load_model(tmp_path), load_model(tmp_path, head=True)
     assert type(bare.model).__name__ == "DistilBertModel"
     assert set(bare.unused) == {
@@ -225,8 +225,8 @@ def test_pairs_of_texts_are_read_as_two_texts_with_offsets_that_count_through(mi
     assert layout.offsets is not None
     assert layout.mask is not None
     assert layout.special is not None
-    for row, (one, other) in enumerate(pairs):
-        both = f"{one} {other}"
+    for row, (first, other) in enumerate(pairs):
+        both = f"{first} {other}"
         kept = layout.mask[row] & ~layout.special[row]
         words = [both[start:stop] for start, stop in layout.offsets[row][kept]]
         assert "".join(words) == both.replace(" ", "")
@@ -239,11 +239,11 @@ def test_pairs_of_texts_align_between_tokenizers_text_by_text(minilm: Path, mode
     source, target = load_model(minilm), load_model(models_dir / "granite-small")
     pair = ("unmistakably the bank of the river", "a riverbank is unmistakable")
     batches = source.preprocess([pair]), target.preprocess([pair])
-    lengths = [one.inputs["input_ids"].shape[1] for one in batches]
-    found = align_tokens(*(one.layout("text") for one in batches), *lengths)
+    lengths = [batch.inputs["input_ids"].shape[1] for batch in batches]
+    alignment = align_tokens(*(batch.layout("text") for batch in batches), *lengths)
     # offsets are mixed like activations: the two sides of a row must then lie at the same place of the texts
     centres = []
-    for operator, batch in zip((found.source, found.target), batches, strict=True):
+    for operator, batch in zip((alignment.source, alignment.target), batches, strict=True):
         offsets = batch.layout("text").offsets
         assert offsets is not None
         centres.append(operator.apply(torch.from_numpy(offsets[0]).double()).mean(1))

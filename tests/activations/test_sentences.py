@@ -76,8 +76,8 @@ def test_vectors_are_those_of_sentence_transformers(minilm: Path, tmp_path: Path
     sentences = pytest.importorskip("sentence_transformers", reason="the dev extra brings it")
     folder = encoder(minilm, tmp_path / "encoder", kinds=STACKS[stack])
     wanted = sentences.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    found = features(str(folder), TEXTS, batch_size=2)
-    np.testing.assert_allclose(found, wanted, atol=1e-6, rtol=1e-5)
+    result = features(str(folder), TEXTS, batch_size=2)
+    np.testing.assert_allclose(result, wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_a_module_that_does_not_run_here_is_refused_by_name(minilm: Path, tmp_path: Path):

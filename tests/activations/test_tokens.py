@@ -76,8 +76,8 @@ def test_grid_weights_are_torch_bilinear_interpolation(source: tuple[int, int], 
         expected = functional.interpolate(
             expected, tuple(size), mode="bilinear", align_corners=False, antialias=antialias
         )
-    made = image.flatten(2)[0] @ torch.from_numpy(grid_weights(source, target)).T
-    torch.testing.assert_close(made.reshape(2, *target), expected[0])
+    value = image.flatten(2)[0] @ torch.from_numpy(grid_weights(source, target)).T
+    torch.testing.assert_close(value.reshape(2, *target), expected[0])
 
 
 @given(source=grids, target=grids, specials=st.integers(0, 2))
@@ -86,20 +86,28 @@ def test_grid_operators_sum_to_one_and_keep_specials_apart(
 ):
     a, b = TokenLayout(2, grids=(source,)), TokenLayout(2, grids=(target,))
     length_a, length_b = specials + source[0] * source[1], specials + target[0] * target[1]
-    found = align_tokens(a, b, length_a, length_b, how="grid")
-    matrix = found.source.dense(2 * length_a)
+    alignment = align_tokens(a, b, length_a, length_b, how="grid")
+    matrix = alignment.source.dense(2 * length_a)
     torch.testing.assert_close(matrix.sum(1), torch.ones(2 * length_b, dtype=torch.float64))
     for row in range(specials):
         assert matrix[row, row] == 1.0
     if source == target:
-        assert found.source.starts is None
+        assert alignment.source.starts is None
         torch.testing.assert_close(matrix, torch.eye(2 * length_a, dtype=torch.float64))
 
 
 def test_only_class_tokens_pair_when_the_numbers_of_specials_differ():
-    found = align_tokens(TokenLayout(1, grids=((2, 2),)), TokenLayout(1, grids=((2, 2),)), 5, 8, how="grid")
-    assert found.target.indices.tolist() == [0, 4, 5, 6, 7]  # three registers of the target have no partner
-    assert found.source.indices.tolist() == [0, 1, 2, 3, 4]
+    alignment = align_tokens(
+        TokenLayout(1, grids=((2, 2),)), TokenLayout(1, grids=((2, 2),)), 5, 8, how="grid"
+    )
+    assert alignment.target.indices.tolist() == [
+        0,
+        4,
+        5,
+        6,
+        7,
+    ]  # three registers of the target have no partner
+    assert alignment.source.indices.tolist() == [0, 1, 2, 3, 4]
 
 
 @given(texts=texts)
@@ -108,11 +116,11 @@ def test_overlaps_sum_to_one_reach_every_plain_token_and_never_padding(
 ):
     a = layout([cut(size, cuts) for size, cuts, _ in texts], front=1, back=1)
     b = layout([cut(size, cuts) for size, _, cuts in texts], front=1, back=1)
-    found = align_tokens(a, b, tokens_of(a), tokens_of(b), how="offsets")
-    matrix = found.source.dense(a.size * tokens_of(a))
-    torch.testing.assert_close(matrix.sum(1), torch.ones(found.source.rows, dtype=torch.float64))
+    alignment = align_tokens(a, b, tokens_of(a), tokens_of(b), how="offsets")
+    matrix = alignment.source.dense(a.size * tokens_of(a))
+    torch.testing.assert_close(matrix.sum(1), torch.ones(alignment.source.rows, dtype=torch.float64))
     # the same characters on both sides: every real target token has a row, every source token a weight
-    assert sorted(found.target.indices.tolist()) == np.flatnonzero(b.mask).tolist()
+    assert sorted(alignment.target.indices.tolist()) == np.flatnonzero(b.mask).tolist()
     assert (matrix.sum(0) > 0).nonzero().flatten().tolist() == np.flatnonzero(a.mask).tolist()
 
 
@@ -123,9 +131,11 @@ def test_the_same_tokenisation_is_the_identity_with_padding_left_out(
     a = layout([cut(size, cuts) for size, cuts, _ in texts], front=1)
     assert choose_alignment(a, a, tokens_of(a), tokens_of(a)) == "same"
     for how in ("auto", "offsets"):
-        found = align_tokens(a, a, tokens_of(a), tokens_of(a), how=how)
+        alignment = align_tokens(a, a, tokens_of(a), tokens_of(a), how=how)
         assert (
-            found.source.indices.tolist() == found.target.indices.tolist() == np.flatnonzero(a.mask).tolist()
+            alignment.source.indices.tolist()
+            == alignment.target.indices.tolist()
+            == np.flatnonzero(a.mask).tolist()
         )
 
 
@@ -140,16 +150,16 @@ def test_causal_models_pair_tokens_that_end_together_and_only_the_last_of_one_ch
     a = layout([[(0, 2), (2, 3), (3, 8), (8, 9), (8, 9)]], causal=True)
     b = layout([[(0, 3), (3, 7), (7, 8), (8, 9), (8, 9), (8, 9)]], causal=True)
     assert choose_alignment(a, b, 5, 6) == "ends"
-    found = align_tokens(a, b, 5, 6)
-    assert found.target.indices.tolist() == [0, 2, 5]
-    assert found.source.indices.tolist() == [1, 2, 4]
+    alignment = align_tokens(a, b, 5, 6)
+    assert alignment.target.indices.tolist() == [0, 2, 5]
+    assert alignment.source.indices.tolist() == [1, 2, 4]
 
 
 def test_special_tokens_pair_by_their_place_only():
     a, b = layout([[(0, 3)]], front=1, back=1), layout([[(0, 1), (1, 3)]], back=1)
-    found = align_tokens(a, b, 3, 3, how="offsets")
-    assert found.target.indices.tolist() == [0, 1, 2]
-    assert found.source.indices.tolist() == [1, 1, 2]  # the front special of a has no partner
+    alignment = align_tokens(a, b, 3, 3, how="offsets")
+    assert alignment.target.indices.tolist() == [0, 1, 2]
+    assert alignment.source.indices.tolist() == [1, 1, 2]  # the front special of a has no partner
 
 
 def test_mean_and_cls_give_one_row_per_input():
@@ -168,10 +178,10 @@ def test_mean_and_cls_give_one_row_per_input():
 
 def test_linear_runs_along_the_whole_unpadded_sequence():
     a, b = TokenLayout(1, np.array([[True, True, False]])), TokenLayout(1, np.array([[True] * 4]))
-    found = align_tokens(a, b, 3, 4, how="linear")
+    alignment = align_tokens(a, b, 3, 4, how="linear")
     expected = torch.zeros(4, 3, dtype=torch.float64)
     expected[:, :2] = torch.from_numpy(resample_weights(2, 4))
-    torch.testing.assert_close(found.source.dense(3), expected)
+    torch.testing.assert_close(alignment.source.dense(3), expected)
 
 
 @given(most=st.integers(1, 5), seed=st.integers(0, 5))
@@ -181,12 +191,12 @@ def test_the_cap_draws_the_same_tokens_whatever_batch_an_input_is_in(most: int, 
     whole = align_tokens(together, together, 9, 9, tokens_per_input=most, seed=seed, numbers=[10, 11, 12])
     for number, row in enumerate(spans):
         alone = layout([row])
-        found = align_tokens(
+        alignment = align_tokens(
             alone, alone, len(row), len(row), tokens_per_input=most, seed=seed, numbers=[10 + number]
         )
-        assert found.target.rows == min(most, len(row))
+        assert alignment.target.rows == min(most, len(row))
         mine = whole.target.indices[torch.from_numpy(whole.inputs == number)] - 9 * number
-        assert mine.tolist() == found.target.indices.tolist()
+        assert mine.tolist() == alignment.target.indices.tolist()
 
 
 def test_the_first_token_can_be_left_out():
@@ -218,19 +228,19 @@ def test_wordpiece_and_byte_pairs_of_real_tokenizers_align_by_characters(models_
     from transformers import AutoTokenizer
 
     text = "Unbelievably, the gráphs of 3 naïve tokenizers 😀 differ!"
-    found = {}
+    by_name = {}
     for name in ("minilm-l6", "granite-small"):
         tokenizer = AutoTokenizer.from_pretrained(models_dir / name)
         encoded = tokenizer(
             [text], return_offsets_mapping=True, return_special_tokens_mask=True, return_tensors="np"
         )
-        found[name] = TokenLayout(
+        by_name[name] = TokenLayout(
             1,
             encoded["attention_mask"].astype(bool),
             encoded["special_tokens_mask"].astype(bool),
             encoded["offset_mapping"],
         )
-    a, b = found["minilm-l6"], found["granite-small"]
+    a, b = by_name["minilm-l6"], by_name["granite-small"]
     assert choose_alignment(a, b, tokens_of(a), tokens_of(b)) == "offsets"
     aligned = align_tokens(a, b, tokens_of(a), tokens_of(b))
     matrix = aligned.source.dense(tokens_of(a))

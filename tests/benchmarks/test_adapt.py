@@ -34,7 +34,7 @@ def test_eight_passes_of_nft_are_reckoned_from_steps_alone(monkeypatch: pytest.M
     monkeypatch.setattr(transship.verbs.adapt, "Recraft", Slow)
     monkeypatch.setattr(transship.data, "load", lambda name: SimpleNamespace(split=lambda part: train))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
-    found = importlib.import_module("benchmarks.adapt").stage1(rows=640)
-    assert found == {"stage 1": 30.0, "nft, 8 passes": pytest.approx(2.0 * 8 * 9)}
+    stage1 = importlib.import_module("benchmarks.adapt").stage1(rows=640)
+    assert stage1 == {"stage 1": 30.0, "nft, 8 passes": pytest.approx(2.0 * 8 * 9)}
     assert all(settings["select"] is False for settings in asked)
     assert "log_every" not in asked[0]  # stage 1 with the logs of the default

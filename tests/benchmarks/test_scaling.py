@@ -26,8 +26,8 @@ def script():
 
 def test_one_process_and_two_have_a_curve_each_and_a_ratio_at_the_largest_size(scaling):
     seconds = {1: [2.0, 8.0, 32.0], 2: [2.0, 4.0, 16.0]}
-    one, two, ratio = scaling.worker_rows("work", "rows", (10, 40, 160), seconds)
-    assert one["ours"] == pytest.approx(1.0)
+    first, two, ratio = scaling.worker_rows("work", "rows", (10, 40, 160), seconds)
+    assert first["ours"] == pytest.approx(1.0)
     assert two["ours"] == pytest.approx(0.75)  # over two steps by 4: the slope of 0, ½, 2 halvings
     assert [point["seconds"] for point in two["points"]] == seconds[2]
     assert ratio["ratio"] == 0.5
@@ -45,13 +45,13 @@ def test_the_page_has_a_picture_of_workers_and_figures_that_follow_from_the_curv
     (tmp_path / "one.json").write_text(json.dumps({"scaling": rows}))
     monkeypatch.setattr(script, "KEPT", tmp_path)
     page = (ROOT / "docs/scaling.md").read_text()
-    made = script.pages(page)
-    assert "![wall seconds over rows](scaling/workers-rows.svg)" in made["scaling.md"]
-    assert "wall s</text>" in made["scaling/workers-rows.svg"]
-    assert made["scaling/workers-rows.svg"].count("<polyline") == 2
-    assert "CPU s</text>" in made["scaling/rows.svg"]
-    assert "| work, 160 rows, 2 processes / 1 | 32.0 | 16.0 | 0.50 | <= 0.65 |" in made["scaling.md"]
+    pages = script.pages(page)
+    assert "![wall seconds over rows](scaling/workers-rows.svg)" in pages["scaling.md"]
+    assert "wall s</text>" in pages["scaling/workers-rows.svg"]
+    assert pages["scaling/workers-rows.svg"].count("<polyline") == 2
+    assert "CPU s</text>" in pages["scaling/rows.svg"]
+    assert "| work, 160 rows, 2 processes / 1 | 32.0 | 16.0 | 0.50 | <= 0.65 |" in pages["scaling.md"]
     # 10⁹ rows at 10⁵ a second are 10⁴ s
-    assert "100,000 rows per" in made["scaling.md"]
-    assert "take 2.8 and" in made["scaling.md"]
-    assert script.pages(made["scaling.md"]) == made, "writing it twice changes nothing"
+    assert "100,000 rows per" in pages["scaling.md"]
+    assert "take 2.8 and" in pages["scaling.md"]
+    assert script.pages(pages["scaling.md"]) == pages, "writing it twice changes nothing"

@@ -53,19 +53,19 @@ def make_folder(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Save a tiny random model of a family with transformers (once), and return its folder."""
-    made: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
 
     def save(family: str) -> Path:
-        if family not in made:
+        if family not in by_name:
             import torch
 
-            torch.manual_seed(len(made))
-            made[family] = tmp_path_factory.mktemp("tiny") / family
+            torch.manual_seed(len(by_name))
+            by_name[family] = tmp_path_factory.mktemp("tiny") / family
             model = build(family)
             for parameter in model.parameters():  # transformers starts biases and some norms at 0 and 1
                 torch.nn.init.normal_(parameter, std=0.2)
-            model.save_pretrained(made[family])
-        return made[family]
+            model.save_pretrained(by_name[family])
+        return by_name[family]
 
     return save
 

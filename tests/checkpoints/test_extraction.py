@@ -59,10 +59,10 @@ def test_peft_makes_of_the_adapter_what_the_best_approximation_is(models: tuple[
         extraction = checkpoints.extract(tuned, base, rank=3)
         extraction.save(folder / "adapter")
     before, after = (dict(kind.from_pretrained(folder / name).state_dict()) for name in ("base", "tuned"))
-    made = merged(kind, folder, folder / "adapter")
+    output = merged(kind, folder, folder / "adapter")
     ranks = {each.name.split(".", 1)[-1]: each.rank for each in extraction.tensors}
     assert {rank for rank in ranks.values() if rank} == {3}
-    for name, tensor in made.items():
+    for name, tensor in output.items():
         change = (after[name] - before[name]).double()
         if ranks.get(name.split(".", 1)[-1]) is not None:
             u, values, vt = torch.linalg.svd(change, full_matrices=False)

@@ -29,10 +29,10 @@ def test_ties_are_those_that_transformers_makes(family: str, tiny: Callable[[str
         places.setdefault(parameter.data_ptr(), set()).add(name)
     expected = {frozenset(names) for names in places.values() if len(names) > 1}
     checkpoint = open_checkpoint(folder)
-    found: dict[str, set[str]] = {}
+    by_name: dict[str, set[str]] = {}
     for alias, kept in checkpoint.tied.items():
-        found.setdefault(kept, {kept}).add(alias)
-    assert {frozenset(names) for names in found.values()} == expected
+        by_name.setdefault(kept, {kept}).add(alias)
+    assert {frozenset(names) for names in by_name.values()} == expected
     assert set(checkpoint.tensors) | set(checkpoint.tied) == {
         name for names in places.values() for name in names
     }

@@ -47,8 +47,8 @@ def test_between_is_the_difference(three):
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.floats(-3, 3, width=32), st.floats(-3, 3, width=32))
 def test_arithmetic_norms_and_cosines_are_those_of_the_flat_vectors(three, x: float, y: float):
-    base, one, two = three
-    u, v = Update.between(base, one), Update.between(base, two)
+    base, first, two = three
+    u, v = Update.between(base, first), Update.between(base, two)
     a, b = flat(u), flat(v)
     np.testing.assert_allclose(flat(x * u + v * y), x * a + y * b, atol=1e-5)
     np.testing.assert_allclose(flat(-(u - v)), b - a, atol=1e-5)
@@ -151,8 +151,8 @@ def test_factors_of_a_sum_stand_side_by_side(three):
         (rng.standard_normal((4, r)).astype(np.float32), rng.standard_normal((r, 5)).astype(np.float32))
         for r in (1, 2)
     ]
-    one, two = (Update.from_arrays({"a": pair}, base=base) for pair in pairs)
-    total = one * 3 - two
+    first, two = (Update.from_arrays({"a": pair}, base=base) for pair in pairs)
+    total = first * 3 - two
     up, down = total.factors("a")
     assert up.shape == (4, 3)
     assert down.shape == (3, 5)
@@ -259,7 +259,7 @@ def test_two_checkpoints_of_1_gb_are_summarised_in_little_memory(tmp_path: Path)
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["norm"], found["relative"], found["rows"]) == (3.0, 3.0, 8)
-    assert found["peak"] < 300_000, "kB of anonymous memory"
-    assert found["peak"] - found["start"] < 60_000
+    record = json.loads(done.stdout)
+    assert (record["norm"], record["relative"], record["rows"]) == (3.0, 3.0, 8)
+    assert record["peak"] < 300_000, "kB of anonymous memory"
+    assert record["peak"] - record["start"] < 60_000

@@ -222,8 +222,8 @@ def test_foreign_paths_in_modules_json_are_not_followed(make_folder: Callable[..
     )
     base = open_checkpoint(folder)
     out = write_checkpoint(tmp_path / "out", copied(base), like=base)
-    found = sorted(str(path.relative_to(out)) for path in out.rglob("*"))
-    assert found == [
+    ordered = sorted(str(path.relative_to(out)) for path in out.rglob("*"))
+    assert ordered == [
         ".written-by-transship",
         "config.json",
         "model.safetensors",
@@ -266,10 +266,10 @@ def test_the_card_names_everything_and_nothing_breaks_out(make_folder: Callable[
     assert all(
         line.count("|") - line.count("\\|") in (3, 4) for line in page.splitlines() if line.startswith("|")
     )
-    made = json.loads((out / "transship.json").read_text())
-    assert made["inputs"][1] == {"role": "tuned", "name": odd.partition("/")[2], "sha256": "f" * 64}
-    assert made["parameters"]["list"] == [1, 0.5, "nan"]
-    assert made["versions"]["numpy"] == np.__version__
+    record = json.loads((out / "transship.json").read_text())
+    assert record["inputs"][1] == {"role": "tuned", "name": odd.partition("/")[2], "sha256": "f" * 64}
+    assert record["parameters"]["list"] == [1, 0.5, "nan"]
+    assert record["versions"]["numpy"] == np.__version__
 
 
 def test_the_same_request_gives_the_same_bytes(tiny: Callable[[str], Path], tmp_path: Path):

@@ -65,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(command, [str(one) for one in arguments], catch_exceptions=False)
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def fit(place: Path, out: Path, *more: Any) -> Result:
@@ -105,8 +105,8 @@ def fitted(place: Path) -> tuple[Path, Result]:
 def test_a_fit_prints_the_baselines_beside_the_model_and_says_which_to_use(fitted: tuple[Path, Result]):
     out, done = fitted
     assert done.exit_code == 0, done.output
-    for said in ("raw baseline rocket: validation error", "adapted (recraft)", "raw ridge", "raw logistic"):
-        assert said in done.output
+    for each in ("raw baseline rocket: validation error", "adapted (recraft)", "raw ridge", "raw logistic"):
+        assert each in done.output
     assert any(word in done.output for word in ("use the raw", "use the adapted", "show no difference"))
     assert (out / "model.safetensors").is_file()
     assert not list(out.parent.glob(".model.work"))
@@ -127,8 +127,8 @@ def test_the_advised_model_answers_and_every_model_is_measured_on_test_rows(
     default, forest = (json.loads(run(*asked, *more, "--json").stdout) for more in ([], ["--use", "forest"]))
     assert default["model"] == about["advised"]
     assert forest["model"] == "forest"
-    for found in (default, forest):
-        assert found["metrics"]["error"] == found["models"][found["model"]] == about["test"][found["model"]]
+    for each in (default, forest):
+        assert each["metrics"]["error"] == each["models"][each["model"]] == about["test"][each["model"]]
     saved = load_adapted(out).adapted_
     rows = np.stack(pq.read_table(place / "waves.parquet")["series"].to_pylist())[60:]
     scaled = saved.inputs.transform(rows)
@@ -160,7 +160,7 @@ def test_symbols_may_come_as_text_and_the_advice_is_right(place: Path, tmp_path:
 
 def test_the_page_has_all_pictures_of_the_paper(fitted: tuple[Path, Result]):
     html = (fitted[0].parent / "page.html").read_text()
-    for said in (
+    for each in (
         "What to use",
         "Stage 1",
         "Semantic gap",
@@ -175,7 +175,7 @@ def test_the_page_has_all_pictures_of_the_paper(fitted: tuple[Path, Result]):
         "t-SNE",
         "Sensitivity to ω",
     ):
-        assert said in html, said
+        assert each in html, each
 
 
 def test_predictions_are_measured_and_written(fitted: tuple[Path, Result], place: Path, tmp_path: Path):
@@ -187,27 +187,29 @@ def test_predictions_are_measured_and_written(fitted: tuple[Path, Result], place
     lines = out.read_text().splitlines()
     assert len(lines) == 31
     assert "p_fast" in lines[0]
-    found = json.loads(run("predict", fitted[0], place / "waves.parquet", "--split", "test", "--json").output)
-    assert found["rows"] == 30
-    assert set(found["predictions"]) <= {"slow", "fast"}
+    record = json.loads(
+        run("predict", fitted[0], place / "waves.parquet", "--split", "test", "--json").output
+    )
+    assert record["rows"] == 30
+    assert set(record["predictions"]) <= {"slow", "fast"}
 
 
 def test_the_bound_is_measured_on_other_rows(fitted: tuple[Path, Result], place: Path, tmp_path: Path):
     page = tmp_path / "bound.html"
     done = run("bound", fitted[0], place / "waves.parquet", "--split", "test", "--report", page)
     assert done.exit_code == 0, done.output
-    for said in (
+    for each in (
         "source error",
         "feature alignment",
         "feature-label distortion",
         "target fitting",
         "bound: the sum with the nominal ω",
     ):
-        assert said in done.output
+        assert each in done.output
     assert "Theorem 7, its terms stacked, and the error they bound, on 30 held-out rows" in page.read_text()
-    found = json.loads(run("bound", fitted[0], place / "waves.parquet", "--split", "test", "--json").output)
+    record = json.loads(run("bound", fitted[0], place / "waves.parquet", "--split", "test", "--json").output)
     terms = ("err_source", "alignment", "distortion", "fitting")
-    assert found["total"] == pytest.approx(sum(found[name] for name in terms))
+    assert record["total"] == pytest.approx(sum(record[name] for name in terms))
 
 
 def split_into(place: Path, file: Path, names: dict[str, int], first: int = 0) -> Path:
@@ -249,17 +251,17 @@ def test_training_and_test_rows_do_not_choose(
 def test_no_baseline_runs_none(place: Path, tmp_path: Path):
     done = fit(place, tmp_path / "model", "--no-baseline", "--stem", "rocket", "--json")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["baselines"] == []
-    assert found["advice"] == ""
+    record = json.loads(done.stdout)
+    assert record["baselines"] == []
+    assert record["advice"] == ""
 
 
 def test_what_the_command_does_without_options_is_what_the_estimator_does_on_the_best_raw_model():
     shortest = ["--backbone", "minilm-l6", "--train", "x", "out"]
     given = command.commands["fit"].make_context("fit", shortest).params
-    told = vars(read_settings(CommandSettings, given))
-    assert told.pop("compare") is True
-    assert told == vars(Settings("minilm-l6")) | COMMAND
+    message = vars(read_settings(CommandSettings, given))
+    assert message.pop("compare") is True
+    assert message == vars(Settings("minilm-l6")) | COMMAND
     assert COMMAND == {"base": "auto"}
 
 
@@ -338,11 +340,11 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_mistakes_are_found_before_any_work(place: Path, tmp_path: Path, arguments: list[str], message: str):
     other = pq.read_table(place / "waves.parquet").slice(60, 30)
-    one = other.filter(pa.compute.equal(other["label_name"], "fast")).drop_columns("split")
-    pq.write_table(one, tmp_path / "one.parquet")
+    table = other.filter(pa.compute.equal(other["label_name"], "fast")).drop_columns("split")
+    pq.write_table(table, tmp_path / "one.parquet")
     short = {"ONE": tmp_path / "one.parquet", "BERT": place / "short"}
     with pytest.raises(TransshipError, match=message):
-        fit(place, tmp_path / "model", *(short.get(one, one) for one in arguments))
+        fit(place, tmp_path / "model", *(short.get(argument, argument) for argument in arguments))
 
 
 @pytest.mark.usefixtures("idle")

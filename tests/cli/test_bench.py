@@ -122,9 +122,9 @@ def test_options_of_a_scale_can_be_set_and_are_stated(folder: Path, tmp_path: Pa
     arguments = ["stepping", "--quick", "--set", "step", "20", "--set", "names", '["a"]', "--jobs", "2"]
     result = bench(folder, *arguments, "--out", str(tmp_path / "out"))
     assert result.exit_code == 0
-    found = SuiteResult.read(tmp_path / "out" / "stepping" / "quick" / "results.json")
-    assert found.options == {"step": 20, "names": ["a"]}
-    assert [one.metrics["count"] for one in found.measurements] == [0.0, 20.0]
+    content = SuiteResult.read(tmp_path / "out" / "stepping" / "quick" / "results.json")
+    assert content.options == {"step": 20, "names": ["a"]}
+    assert [measurement.metrics["count"] for measurement in content.measurements] == [0.0, 20.0]
     wrong = bench(folder, "stepping", "--quick", "--set", "stpe", "2")
     assert "there is no option 'stpe'; did you mean 'step'?" in str(wrong.exception)
 
@@ -201,8 +201,8 @@ def test_help_imports_no_heavy_library():
         "import sys; from transship.cli.bench import command\n"
         "print(sorted({'torch', 'numpy', 'transformers', 'transship_suites'} & set(sys.modules)))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_less_memory_than_suites_take_is_refused_with_the_least(folder: Path, tmp_path: Path):

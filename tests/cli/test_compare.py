@@ -37,25 +37,25 @@ def test_two_models_of_other_width_and_depth_are_compared_layer_by_layer(
 ):
     page = tmp_path / "page.html"
     result = run("compare", *models, "--data", "digits", "--inputs", 64, "--report", page, "--json")
-    found = json.loads(result.stdout)
-    (stack,) = found["stacks"]
+    record = json.loads(result.stdout)
+    (stack,) = record["stacks"]
     assert len(stack["cka"]) == 3  # embedding and two blocks
     assert len(stack["cka"][0]) == 4
-    assert found["inputs"] == 64
+    assert record["inputs"] == 64
     assert all(-0.2 <= value <= 1.0001 for row in stack["cka"] for value in row)
     assert "<html" in page.read_text()
     assert "wide" in page.read_text()
 
 
 def test_a_model_compared_with_itself_agrees_with_itself(models: tuple[Path, Path]):
-    found = json.loads(
+    record = json.loads(
         run("compare", models[0], models[0], "--data", "digits", "--inputs", 64, "--json").stdout
     )
-    (stack,) = found["stacks"]
+    (stack,) = record["stacks"]
     assert [stack["cka"][layer][layer] for layer in range(3)] == pytest.approx([1.0] * 3, abs=1e-5)
     assert stack["best_source"] == [0, 1, 2]
-    assert max(one["residual"] for one in found["layers"]) < 1e-4
-    assert found["unmatched"] == []
+    assert max(layer["residual"] for layer in record["layers"]) < 1e-4
+    assert record["unmatched"] == []
 
 
 def test_the_same_seed_gives_the_same_figures(models: tuple[Path, Path]):

@@ -20,12 +20,12 @@ def run(*arguments: object) -> Result:
 
 
 def test_a_real_model_shows_what_it_is_and_where_its_maps_act(minilm: Path):
-    found = json.loads(run("inspect", minilm, "--json").stdout)
-    assert found["kind"] == "checkpoint"
-    assert found["architecture"] == "BertModel"
-    assert found["settings"]["width"] == 384
-    assert found["settings"]["blocks"] == 6
-    roles = [(site["role"], site["block"], site["in_width"], site["out_width"]) for site in found["sites"]]
+    record = json.loads(run("inspect", minilm, "--json").stdout)
+    assert record["kind"] == "checkpoint"
+    assert record["architecture"] == "BertModel"
+    assert record["settings"]["width"] == 384
+    assert record["settings"]["blocks"] == 6
+    roles = [(site["role"], site["block"], site["in_width"], site["out_width"]) for site in record["sites"]]
     assert ("mlp.in", 5, 384, 1536) in roles
     assert sum(role == "attention.query" for role, *_ in roles) == 6
 
@@ -48,29 +48,29 @@ def test_what_a_fine_tune_changed_is_shown_by_tensor(minilm: Path, tmp_path: Pat
             for tensor, info in base.tensors.items()
         ]
         write_checkpoint(tmp_path / "tuned", plans, like=base)
-    found = json.loads(run("inspect", tmp_path / "tuned", "--base", minilm, "--json").stdout)
-    assert found["update"][0]["tensor"] == name
-    assert found["update"][0]["relative"] == pytest.approx(0.5)
-    assert found["update"][1]["norm"] == 0
+    record = json.loads(run("inspect", tmp_path / "tuned", "--base", minilm, "--json").stdout)
+    assert record["update"][0]["tensor"] == name
+    assert record["update"][0]["relative"] == pytest.approx(0.5)
+    assert record["update"][1]["norm"] == 0
     assert "50.00  encoder.layer.3" in run("inspect", tmp_path / "tuned", "--base", minilm).stdout
 
 
 def test_a_map_says_how_it_was_fitted(tmp_path: Path):
     LinearMap(torch.eye(3, 2), kind="ridge", rank=2).save(tmp_path / "map.safetensors")
-    found = json.loads(run("inspect", tmp_path / "map.safetensors", "--json").stdout)
-    assert found["kind"] == "map"
-    assert json.loads(found["settings"]["map"])["kind"] == "ridge"
+    record = json.loads(run("inspect", tmp_path / "map.safetensors", "--json").stdout)
+    assert record["kind"] == "map"
+    assert json.loads(record["settings"]["map"])["kind"] == "ridge"
 
 
 def test_bare_weights_are_shown_without_sites(tmp_path: Path):
     save_file({"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}, tmp_path / "x.safetensors")
-    found = json.loads(run("inspect", tmp_path / "x.safetensors", "--json").stdout)
-    assert (found["kind"], found["parameters"], found["dtypes"]) == (
+    record = json.loads(run("inspect", tmp_path / "x.safetensors", "--json").stdout)
+    assert (record["kind"], record["parameters"], record["dtypes"]) == (
         "weights",
         10,
         {"float32": 6, "bfloat16": 4},
     )
-    assert "sites" not in found
+    assert "sites" not in record
 
 
 def test_a_path_that_is_not_there_is_one_sentence_and_exit_code_2(tmp_path: Path, warm: Any):
@@ -91,11 +91,11 @@ def test_an_adapter_is_named_with_rank_and_targets(tmp_path: Path):
     )
     model = peft.get_peft_model(LlamaModel(config), peft.LoraConfig(r=4, target_modules=["q_proj"]))
     model.save_pretrained(tmp_path / "adapter")
-    found = json.loads(run("inspect", tmp_path / "adapter", "--json").stdout)
-    assert found["kind"] == "adapter"
-    assert found["settings"]["method"] == "LORA"
-    assert found["settings"]["rank"] == 4
-    assert found["settings"]["targets"] == ["q_proj"]
+    record = json.loads(run("inspect", tmp_path / "adapter", "--json").stdout)
+    assert record["kind"] == "adapter"
+    assert record["settings"]["method"] == "LORA"
+    assert record["settings"]["rank"] == 4
+    assert record["settings"]["targets"] == ["q_proj"]
 
 
 @pytest.mark.slow
@@ -114,9 +114,9 @@ def test_an_adapter_is_named_with_rank_and_targets(tmp_path: Path):
     ],
 )
 def test_every_local_model_shows_its_sites(models_dir: Path, name: str, family: str, query: int):
-    found = json.loads(run("inspect", models_dir / name, "--json").stdout)
-    assert found["settings"]["family"] == family
-    assert sum(site["role"] == "attention.query" for site in found["sites"]) == query
+    record = json.loads(run("inspect", models_dir / name, "--json").stdout)
+    assert record["settings"]["family"] == family
+    assert sum(site["role"] == "attention.query" for site in record["sites"]) == query
 
 
 def test_what_verbs_write_and_read_says_what_it_is(tmp_path: Path):

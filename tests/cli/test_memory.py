@@ -75,9 +75,9 @@ def least(*words: object) -> str:
     """Return the least memory that a command asks for when it is allowed next to none."""
     with pytest.raises(OptionError, match=r"--memory: .* needs at least .* and may take 1\.0 MB") as refused:
         CliRunner().invoke(group, [*map(str, words), "--memory", "1MB"], catch_exceptions=False)
-    found = re.search(r"allow ([\d.]+ [kMG]B) or more", str(refused.value))
-    assert found is not None
-    return found[1].replace(" ", "")
+    hits = re.search(r"allow ([\d.]+ [kMG]B) or more", str(refused.value))
+    assert hits is not None
+    return hits[1].replace(" ", "")
 
 
 @functools.cache
@@ -104,17 +104,17 @@ def limited(memory: str, *words: object) -> int:
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory, minilm: Path) -> Path:
     """The first layers of MiniLM: what a command holds at once is the words' vectors and a layer or two."""
-    made = tmp_path_factory.mktemp("cut") / "minilm"
-    shutil.copytree(minilm, made)
-    config = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
+    value = tmp_path_factory.mktemp("cut") / "minilm"
+    shutil.copytree(minilm, value)
+    config = json.loads((value / "config.json").read_text())
+    (value / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYERS}))
     kept = {
         name: tensor
         for name, tensor in load_file(minilm / "model.safetensors").items()
         if not name.startswith("encoder.layer.") or int(name.split(".")[2]) < LAYERS
     }
-    save_file(kept, made / "model.safetensors", metadata={"format": "pt"})
-    return made
+    save_file(kept, value / "model.safetensors", metadata={"format": "pt"})
+    return value
 
 
 @pytest.fixture(scope="module")
@@ -336,9 +336,9 @@ def test_less_memory_gives_smaller_batches_or_fewer_candidates_and_the_same_rows
     within = embedding.Encoder.within
 
     def watched(self, memory, source):
-        made = within(self, memory, source)
-        seen.append(made.batch_size)
-        return made
+        quantity = within(self, memory, source)
+        seen.append(quantity.batch_size)
+        return quantity
 
     embedding.Encoder.within = watched
     try:
@@ -347,10 +347,10 @@ def test_less_memory_gives_smaller_batches_or_fewer_candidates_and_the_same_rows
     finally:
         embedding.Encoder.within = within
     assert seen[0] < 32
-    one, other = (
+    first, other = (
         np.stack(pq.read_table(path)["vector"].to_numpy(zero_copy_only=False)) for path in (roomy, tight)
     )
-    np.testing.assert_allclose(one, other, atol=1e-6)
+    np.testing.assert_allclose(first, other, atol=1e-6)
 
     words = [*fit(folder, minilm), "--memory"]
     done = runner.invoke(group, [*map(str, words), least(*words[:-1])], catch_exceptions=False)
@@ -363,9 +363,9 @@ def test_every_command_that_computes_takes_memory():
         if isinstance(command, click.Group):
             context = click.Context(command)
             for name in command.list_commands(context):
-                found = command.get_command(context, name)
-                assert found is not None
-                yield from leaves(found, f"{path} {name}")
+                result = command.get_command(context, name)
+                assert result is not None
+                yield from leaves(result, f"{path} {name}")
         else:
             yield path, command
 

@@ -8,8 +8,8 @@ from transship.cli import group
 
 
 def test_every_method_of_every_verb_is_listed():
-    found = json.loads(CliRunner().invoke(group, ["methods", "--json"], catch_exceptions=False).stdout)
-    assert [(card["verb"], card["name"]) for card in found] == [
+    record = json.loads(CliRunner().invoke(group, ["methods", "--json"], catch_exceptions=False).stdout)
+    assert [(card["verb"], card["name"]) for card in record] == [
         (card.verb, card.name) for card in registry.describe_all()
     ]
 

@@ -48,7 +48,7 @@ def test_a_map_is_fitted_checked_planned_and_applied(stores: tuple[str, str], tm
         "fit", old, new, tmp_path / "map", "--source-model", "a", "--target-model", "b", "--report", page
     )
     assert done.exit_code == 0
-    for said in (
+    for each in (
         "procrustes",
         "ridge",
         "kernel",
@@ -58,7 +58,7 @@ def test_a_map_is_fitted_checked_planned_and_applied(stores: tuple[str, str], tm
         "score threshold of the old model",
         "LazyIndex",
     ):
-        assert said in done.output
+        assert each in done.output
     html = page.read_text(encoding="utf-8")
     assert "What to do" in html
     shown = CliRunner().invoke(group, ["inspect", str(tmp_path / "map")]).output
@@ -95,9 +95,9 @@ def test_one_method_with_its_options_is_printed_as_json(stores: tuple[str, str],
     done = run(
         "fit", *stores, tmp_path / "map", "--method", "ridge", "-o", "alpha", "2.5", "--json", "--no-restore"
     )
-    found = json.loads(done.stdout)
-    assert found["chosen"] == "ridge"
-    assert found["why"] == "ridge was asked for"
+    record = json.loads(done.stdout)
+    assert record["chosen"] == "ridge"
+    assert record["why"] == "ridge was asked for"
     assert json.loads((tmp_path / "map" / "map.json").read_text())["parameters"]["alpha"] == 2.5
     with pytest.raises(OptionError, match="did you mean 'alpha'"):
         run("fit", *stores, tmp_path / "map2", "--method", "ridge", "-o", "alhpa", "2.5")

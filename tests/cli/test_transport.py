@@ -74,17 +74,17 @@ def test_a_plan_is_printed_and_the_model_loads(folders):
     assert "What did not move" in (folders / "page.html").read_text(encoding="utf-8")
     card = json.loads((folders / "out" / "transship.json").read_text(encoding="utf-8"))
     assert card["method"] == "theseus"
-    assert {one["role"] for one in card["inputs"]} == {"source", "tuned", "target", "data"}
+    assert {row["role"] for row in card["inputs"]} == {"source", "tuned", "target", "data"}
 
 
 def test_json_holds_every_layer_and_the_curve(folders):
     done = run(folders, "--method", "theseus", "-o", "complete", "identity", "--json")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["parameters"]["complete"] == "identity"
-    assert found["strength_by"] == "agreement"
-    assert found["curve"][0][0] == 0.0
-    assert {"kept", "rank_in", "residual_out"} <= set(found["layers"][0])
+    record = json.loads(done.stdout)
+    assert record["parameters"]["complete"] == "identity"
+    assert record["strength_by"] == "agreement"
+    assert record["curve"][0][0] == 0.0
+    assert {"kept", "rank_in", "residual_out"} <= set(record["layers"][0])
 
 
 def test_strength_zero_writes_the_target_bit_for_bit(folders):
@@ -132,7 +132,7 @@ def test_mistakes_are_one_sentence_before_any_work(folders, arguments, sentence)
     files = {"KEPT": "images.npy", "CONFIG": "a/config.json", "OUT": "out"}
     places = {word: str(folders / name) for word, name in files.items()}
     before = {name: (folders / name).read_bytes() for name in ("images.npy", "a/config.json")}
-    done = run(folders, *(places.get(one, one) for one in arguments))
+    done = run(folders, *(places.get(argument, argument) for argument in arguments))
     assert isinstance(done.exception, TransshipError)
     assert sentence in str(done.exception)
     assert not (folders / "out").exists()
@@ -209,11 +209,11 @@ def test_path_steps_are_walked_by_auto_too(folders):
     done = run(folders, "--path-steps", "2", "--strength", "1", "--json")
     assert done.exit_code == 0, done.output
     single = run(folders, "--strength", "1", "--json", out="single")
-    found = [
-        {one["method"]: one["agreement"] for one in json.loads(made.stdout)["candidates"]}
-        for made in (done, single)
+    entries = [
+        {candidate["method"]: candidate["agreement"] for candidate in json.loads(each.stdout)["candidates"]}
+        for each in (done, single)
     ]
-    assert found[0].keys() == found[1].keys()
+    assert entries[0].keys() == entries[1].keys()
     kept = [(folders / name / "model.safetensors").read_bytes() for name in ("out", "single")]
     assert kept[0] != kept[1]
 
@@ -238,8 +238,8 @@ def labelled(folder, name: str, model: str, *, seed: int, count: int = 60):
 
     images = np.random.default_rng(seed).normal(size=(count, 1, 28, 28)).astype(np.float32)
     with torch.no_grad():
-        said = ViTForImageClassification.from_pretrained(folder / model).eval()(torch.from_numpy(images))
-    np.savez(folder / name, array=images, label=said.logits.argmax(1).numpy())
+        result = ViTForImageClassification.from_pretrained(folder / model).eval()(torch.from_numpy(images))
+    np.savez(folder / name, array=images, label=result.logits.argmax(1).numpy())
     return str(folder / name)
 
 
@@ -267,18 +267,18 @@ def test_the_original_domain_stands_beside_the_task_in_json_and_card(folders):
     arguments = ["--method", "carry", "--strength", "4", "--test", test, "--original", old, "--json"]
     done = run(folders, *arguments)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)["measured"]
-    assert [row["model"] for row in found["rows"]] == [
+    record = json.loads(done.stdout)["measured"]
+    assert [row["model"] for row in record["rows"]] == [
         "source, fine-tuned",
         "target, untouched",
         "target, transported",
     ]
-    assert found["rows"][1]["original"] == 1.0
-    assert found["rows"][2]["original_carried"] is not None
-    assert found["rows"][2]["carried_head"] is not None
+    assert record["rows"][1]["original"] == 1.0
+    assert record["rows"][2]["original_carried"] is not None
+    assert record["rows"][2]["carried_head"] is not None
     card = json.loads((folders / "out" / "transship.json").read_text(encoding="utf-8"))
     assert card["metrics"]["original domain, target, untouched"] == 1.0
-    assert {"test", "original"} <= {one["role"] for one in card["inputs"]}
+    assert {"test", "original"} <= {row["role"] for row in card["inputs"]}
 
 
 def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
@@ -327,8 +327,8 @@ def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n\nbird\n", encoding="utf-8")
 
     def answers(folder: str, images) -> np.ndarray:
-        made = zero_shot(load_model(folder), names, templates)
-        return Readout(made).all(list(images)).outputs.argmax(1).numpy()
+        output = zero_shot(load_model(folder), names, templates)
+        return Readout(output).all(list(images)).outputs.argmax(1).numpy()
 
     images = {
         name: np.random.default_rng(seed).normal(size=(count, 3, 28, 28)).astype(np.float32)
@@ -350,11 +350,11 @@ def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
     arguments += [word for template in templates for word in ("--template", template)]
     done = CliRunner().invoke(command, [*arguments, "--prepared", str(tmp_path / "p")])
     assert done.exit_code == 0, (done.output, done.exception)
-    found = json.loads(done.stdout)
-    assert found["strength_by"] == "validation", "labels meet the zero-shot heads by name"
-    assert found["parameters"]["classes"] == names
+    record = json.loads(done.stdout)
+    assert record["strength_by"] == "validation", "labels meet the zero-shot heads by name"
+    assert record["parameters"]["classes"] == names
     wanted = answers(places[1], images["test"])
-    theirs, untouched, moved = found["measured"]["rows"]
+    theirs, untouched, moved = record["measured"]["rows"]
     assert len(set(wanted)) > 1
     assert theirs["own_head"] == 1.0
     assert untouched["own_head"] == float((answers(places[2], images["test"]) == wanted).mean())

@@ -71,7 +71,7 @@ def test_notes_beside_images_do_not_hide_them(tmp_path: Path):
 def test_columns_of_bytes_and_of_structs_give_the_same_images(tmp_path: Path, form: str):
     encoded = [png(10, form=form), png(200, form=form)]
     pq.write_table(pa.table({"image": encoded, "label": [0, 1]}), tmp_path / "plain.parquet")
-    structs = [{"bytes": one, "path": f"{place}.x"} for place, one in enumerate(encoded)]
+    structs = [{"bytes": each, "path": f"{place}.x"} for place, each in enumerate(encoded)]
     pq.write_table(pa.table({"image": structs, "label": [0, 1]}), tmp_path / "structs.parquet")
     plain, struct = data.load(tmp_path / "plain.parquet"), data.load(tmp_path / "structs.parquet")
     assert plain.kind == struct.kind == "image"

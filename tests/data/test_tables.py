@@ -113,10 +113,10 @@ def test_no_bytes_give_anything_but_data_or_a_sentence(
 ):
     path = written(tmp_path_factory.mktemp("raw"), f"a.{form}", raw)
     try:
-        found = data.load(path).name
+        name = data.load(path).name
     except TransshipError as error:
-        found = error.where
-    assert str(path) in found
+        name = error.where
+    assert str(path) in name
 
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=9)), min_size=1, max_size=8))

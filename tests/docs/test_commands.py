@@ -37,13 +37,13 @@ def name(block: tuple[Path, str, str]) -> str:
 
 def commands(text: str) -> list[list[str]]:
     """Return the words of every `transship` command in lines of shell."""
-    found = []
+    entries = []
     for line in text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         words = words[: next((at for at, word in enumerate(words) if word in ("|", ">", "&&")), None)]
         if "transship" in words[:-1]:
-            found.append(words[words.index("transship") + 1 :])
-    return found
+            entries.append(words[words.index("transship") + 1 :])
+    return entries
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

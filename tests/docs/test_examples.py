@@ -81,11 +81,11 @@ def test_words_are_compared_exactly_and_numbers_by_their_kind(examples, page, pr
 
 
 def test_the_spread_of_figures_is_told_in_points_and_in_parts_of_their_size(examples):
-    one, other = (
+    entries, other = (
         ["read 94.4% in 3.1 s", "norm 2.00 of 5", "one"],
         ["read 90.4% in 9 s", "norm 2.50 of 5", "two"],
     )
-    apart = examples.differences(one, other)
+    apart = examples.differences(entries, other)
     assert apart["points"] == pytest.approx(4.0)
     assert apart["share"] == pytest.approx(0.25)
 

@@ -70,14 +70,14 @@ class Striker:
             base = folder / "base"
             base.mkdir()
             for words in (family.before, *family.begun):
-                code, said = self.run(base, words)
-                assert code == 0, (words, said)
+                code, output = self.run(base, words)
+                assert code == 0, (words, output)
             shutil.rmtree(base / "cache", ignore_errors=True)
             self.bases = [base] if family.once else [None, base]
             self.old = [self.look(base)] if family.once else [[], self.look(base)]
         work = self.place(self.bases[0])
-        code, said = self.run(work, family.command)
-        assert code == 0, said
+        code, output = self.run(work, family.command)
+        assert code == 0, output
         self.new, self.listed = self.look(work), listing(work)
         assert self.new not in self.old
         shutil.rmtree(work)
@@ -168,10 +168,10 @@ class Striker:
         base, old = self.bases[turn % len(self.bases)], self.old[turn % len(self.bases)]
         work = self.place(base)
         what, error = FAULTS[kind]
-        code, said = self.run(work, self.family.command, (place, what, error))
+        code, output = self.run(work, self.family.command, (place, what, error))
         problems = []
-        if "Traceback" in said or code not in (0, 2, 130, -9):
-            problems.append(f"ends with {code}: {said[-700:]}")
+        if "Traceback" in output or code not in (0, 2, 130, -9):
+            problems.append(f"ends with {code}: {output[-700:]}")
         return [f"{kind} at call {place}: {words}" for words in problems + self.aftermath(work, old)]
 
     def aftermath(self, work: Path, old: Any) -> list[str]:
@@ -180,9 +180,9 @@ class Striker:
         seen = self.look(work)
         if not self.whole(seen, old):
             problems.append(f"neither old nor new: {str(seen)[:200]}")
-        code, said = self.run(work, self.family.command)
+        code, output = self.run(work, self.family.command)
         if code != 0 and not (self.family.once and seen == self.new and code == 2):
-            problems.append(f"the same command ends with {code}: {said[-700:]}")
+            problems.append(f"the same command ends with {code}: {output[-700:]}")
         elif self.look(work) != self.new:
             problems.append("the same command ends otherwise than an undisturbed one")
         elif listing(work) != self.listed:
@@ -212,9 +212,9 @@ class Striker:
         time.sleep(0.3)
         os.kill(first, signal.SIGCONT)
         codes = [_wait(first), _wait(second)]
-        said, problems = self.said(work), []
-        if "Traceback" in said or 0 not in codes or set(codes) > {0, 2}:
-            problems.append(f"two at once end with {codes}: {said[-700:]}")
+        message, problems = self.said(work), []
+        if "Traceback" in message or 0 not in codes or set(codes) > {0, 2}:
+            problems.append(f"two at once end with {codes}: {message[-700:]}")
         return [f"two writers at call {place}: {words}" for words in problems + self.aftermath(work, old)]
 
     def peek(self, place: int, turn: int) -> list[str]:
@@ -252,8 +252,8 @@ class Striker:
         base, old = self.bases[-1], self.old[-1]
         work = self.place(base)
         before = listing(work)
-        code, said = self.run(work, self.family.command, (1, EVER, errno.EROFS))
-        problems = [] if code == 2 and "Traceback" not in said else [f"ends with {code}: {said[-700:]}"]
+        code, output = self.run(work, self.family.command, (1, EVER, errno.EROFS))
+        problems = [] if code == 2 and "Traceback" not in output else [f"ends with {code}: {output[-700:]}"]
         if listing(work) != before:
             problems.append(f"leaves {sorted(set(listing(work)) - set(before))}")
         return [f"a read-only folder: {words}" for words in problems + self.aftermath(work, old)]

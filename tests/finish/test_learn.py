@@ -94,12 +94,12 @@ def test_strengths_find_the_multiple_of_an_update_that_the_teacher_has():
 
 
 def test_a_lesson_that_weighs_more_is_learnt_better():
-    one, other = normal(4, 3, seed=1), normal(4, 3, seed=2)
+    result, other = normal(4, 3, seed=1), normal(4, 3, seed=2)
     losses = []
     for weight in (0.1, 10.0):
-        lessons = [lesson(one, name="one", weight=weight), lesson(other, name="other")]
+        lessons = [lesson(result, name="one", weight=weight), lesson(other, name="other")]
         outcome = finish(lessons, Weights({"w": torch.zeros(4, 3)}), WEIGHTS)
-        losses.append(float(lesson(one).loss(outcome.learnt, range(80))))
+        losses.append(float(lesson(result).loss(outcome.learnt, range(80))))
     assert losses[1] < 0.5 * losses[0]
 
 
@@ -109,9 +109,9 @@ def test_lessons_that_take_turns_are_all_learnt():
     lessons = [lesson(teacher, name=name, seed=place) for place, name in enumerate(names)]
     settings = Finish(moves="weights", steps=60, rates=(0.1,), lessons=1, batch_size=16)
     outcome = finish(lessons, Weights({"w": torch.zeros(4, 3)}), settings)
-    for one in lessons:
-        assert float(one.loss(outcome.learnt, range(80))) < 0.2 * float(
-            one.loss({"w": torch.zeros(4, 3)}, range(80))
+    for result in lessons:
+        assert float(result.loss(outcome.learnt, range(80))) < 0.2 * float(
+            result.loss({"w": torch.zeros(4, 3)}, range(80))
         )
 
 

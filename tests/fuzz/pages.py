@@ -78,13 +78,15 @@ def check_page(data: bytes, folder: Path, browser: Any = None) -> None:
     for render in (terminal.render, json.render, markdown.render):
         render(page).encode("utf-8", "surrogatepass")
     file = html.write(page, folder / "page.html", force=True)
-    said: list[str] = []
+    entries: list[str] = []
     tab = (browser or _browser()).new_page()
     try:
-        tab.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-        tab.on("pageerror", lambda error: said.append(f"error: {error}"))
-        tab.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
-        tab.on("request", lambda request: said.append(request.url) if request.url != file.as_uri() else None)
+        tab.on("console", lambda message: entries.append(f"{message.type}: {message.text}"))
+        tab.on("pageerror", lambda error: entries.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: entries.append(f"dialog: {dialog.message}"))
+        tab.on(
+            "request", lambda request: entries.append(request.url) if request.url != file.as_uri() else None
+        )
         tab.goto(file.as_uri())
         tab.wait_for_selector("html[data-figures=drawn]", timeout=60_000)
         hacked = tab.evaluate("[window.hacked, document.querySelectorAll('[onerror], [onload]').length]")
@@ -93,5 +95,5 @@ def check_page(data: bytes, folder: Path, browser: Any = None) -> None:
         )
     finally:
         tab.close()
-    if said or hacked != [None, 0] or strange:
-        raise AssertionError(f"the page does what a name says: {said[:3]} {hacked} {strange}")
+    if entries or hacked != [None, 0] or strange:
+        raise AssertionError(f"the page does what a name says: {entries[:3]} {hacked} {strange}")

@@ -49,8 +49,8 @@ def test_gradient_is_the_plans_and_finite_at_equality():
 def test_sinkhorn_in_float32_comes_within_one_percent_at_any_scale(scale):
     x, y = (scale * points(256, 8, seed).float() for seed in (0, 1))
     exact = float(wasserstein_exact(x, y))
-    found = sinkhorn(x, y, cost="euclidean", epsilon=0.005, iterations=1000, tolerance=1e-4)
-    assert float(found.cost) == pytest.approx(exact, rel=0.01)
+    solution = sinkhorn(x, y, cost="euclidean", epsilon=0.005, iterations=1000, tolerance=1e-4)
+    assert float(solution.cost) == pytest.approx(exact, rel=0.01)
 
 
 def test_what_is_too_large_or_not_finite_is_refused():

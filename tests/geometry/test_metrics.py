@@ -23,9 +23,9 @@ def test_accuracies_equal_scikit_learn():
 
 
 def test_twin_recall_counts_twins_among_the_first():
-    found, twins = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]]), np.array([1, 6, 0])
-    assert geometry.twin_recall(found, twins) == pytest.approx(1 / 3)
-    assert geometry.twin_recall(found, twins, 3) == pytest.approx(2 / 3)
+    array, twins = np.array([[1, 2, 3], [4, 5, 6], [7, 8, 9]]), np.array([1, 6, 0])
+    assert geometry.twin_recall(array, twins) == pytest.approx(1 / 3)
+    assert geometry.twin_recall(array, twins, 3) == pytest.approx(2 / 3)
 
 
 def test_correlations_equal_scipy():

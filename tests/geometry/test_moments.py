@@ -31,12 +31,12 @@ def assert_same(one, two, tolerance=1e-10):
 
 def test_equals_the_dense_products():
     a, b = rows(50, 4, 0), rows(50, 7, 1)
-    found = Moments.of(a, b)
+    result = Moments.of(a, b)
     expected = {"sum_a": a.sum(0), "sum_b": b.sum(0), "square_a": (a * a).sum(0), "square_b": (b * b).sum(0)}
     expected |= {"aa": a.T @ a, "bb": b.T @ b, "ab": a.T @ b}
-    assert found.count == 50
+    assert result.count == 50
     for name, part in expected.items():
-        torch.testing.assert_close(getattr(found, name), part)
+        torch.testing.assert_close(getattr(result, name), part)
 
 
 @settings(max_examples=40, deadline=None)
@@ -58,19 +58,19 @@ def test_two_halves_sum_to_the_whole(seed, count, width_a, width_b, data):
 
 def test_many_rows_and_wide_sites_go_through_chunks_and_panels():
     a, b = rows(9001, 30, 0), rows(9001, 600, 1)
-    found = Moments.of(a, b)
-    torch.testing.assert_close(found.bb, b.T @ b, rtol=1e-10, atol=1e-9)
-    assert torch.equal(found.bb, found.bb.T)
+    result = Moments.of(a, b)
+    torch.testing.assert_close(result.bb, b.T @ b, rtol=1e-10, atol=1e-9)
+    assert torch.equal(result.bb, result.bb.T)
 
 
 def test_float32_rows_keep_six_digits_and_say_so():
     a, b = rows(5000, 20, 0, torch.float32), rows(5000, 300, 1, torch.float32)
-    found, exact = Moments.of(a, b), Moments.of(a, b, exact=True)
-    assert not found.exact
+    result, exact = Moments.of(a, b), Moments.of(a, b, exact=True)
+    assert not result.exact
     assert exact.exact
-    assert found.precision > 1e-8 > exact.precision
-    assert float((found.bb - exact.bb).norm() / exact.bb.norm()) < 1e-6
-    assert not (found + exact).exact
+    assert result.precision > 1e-8 > exact.precision
+    assert float((result.bb - exact.bb).norm() / exact.bb.norm()) < 1e-6
+    assert not (result + exact).exact
 
 
 def test_a_small_weight_of_rows_is_not_lost_in_a_long_stream():
@@ -121,9 +121,9 @@ def test_swapping_exchanges_the_sides():
 
 def test_interpolation_weighs_two_blocks():
     lower, upper, b = rows(9, 3, 0), rows(9, 3, 1), rows(9, 2, 2)
-    found = Moments.of(lower, b).interpolate(Moments.of(upper, b), 0.25)
-    torch.testing.assert_close(found.ab, 0.75 * lower.T @ b + 0.25 * upper.T @ b)
-    assert found.count == 9
+    pixels = Moments.of(lower, b).interpolate(Moments.of(upper, b), 0.25)
+    torch.testing.assert_close(pixels.ab, 0.75 * lower.T @ b + 0.25 * upper.T @ b)
+    assert pixels.count == 9
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

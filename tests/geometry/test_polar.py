@@ -26,14 +26,18 @@ def matrix(rows, columns, seed, rank=None, decades=1.0):
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 9), columns=st.integers(1, 9))
 def test_full_rank_gives_orthonormal_rows_or_columns_and_a_symmetric_rest(seed, rows, columns):
     cross = matrix(rows, columns, seed)
-    found = polar(cross)
-    narrow = found.factor @ found.factor.T if rows <= columns else found.factor.T @ found.factor
+    polar_factor = polar(cross)
+    narrow = (
+        polar_factor.factor @ polar_factor.factor.T
+        if rows <= columns
+        else polar_factor.factor.T @ polar_factor.factor
+    )
     torch.testing.assert_close(narrow, torch.eye(min(rows, columns)).double(), rtol=0, atol=1e-12)
-    rest = found.factor.T @ cross  # C = T H: H symmetric and not negative
+    rest = polar_factor.factor.T @ cross  # C = T H: H symmetric and not negative
     torch.testing.assert_close(rest, rest.T, rtol=0, atol=1e-12)
     assert torch.linalg.eigvalsh(rest).min() > -1e-12
-    assert found.full_rank
-    assert found.rank == min(rows, columns)
+    assert polar_factor.full_rank
+    assert polar_factor.rank == min(rows, columns)
 
 
 def test_square_equals_scipy():
@@ -54,14 +58,14 @@ def test_the_gram_route_is_as_accurate_as_the_svd(shape, decades):
 @pytest.mark.parametrize("decades", [6.5, 9, 14])
 def test_the_gram_route_notices_ill_conditioning_and_falls_back(decades):
     cross = matrix(60, 200, seed=1, decades=decades)
-    found = polar(cross, route="gram")
-    assert found.route == "svd"
-    assert torch.equal(found.factor, polar(cross, route="svd").factor)
+    polar_factor = polar(cross, route="gram")
+    assert polar_factor.route == "svd"
+    assert torch.equal(polar_factor.factor, polar(cross, route="svd").factor)
 
 
 def test_the_gram_route_leaves_rank_to_the_svd():
-    found = polar(matrix(60, 200, seed=1, rank=20), route="gram")
-    assert (found.route, found.rank) == ("svd", 20)
+    polar_factor = polar(matrix(60, 200, seed=1, rank=20), route="gram")
+    assert (polar_factor.route, polar_factor.rank) == ("svd", 20)
     cut = polar(matrix(60, 200, seed=1, decades=4), route="gram", tolerance=1e-2)
     assert (cut.route, cut.rank) == ("svd", 30)
 
@@ -77,11 +81,13 @@ def test_long_matrices_take_the_gram_route_by_themselves():
 def test_zero_completion_is_a_partial_isometry_of_the_observed_rank(seed, rows, columns, data):
     rank = data.draw(st.integers(1, min(rows, columns)))
     cross = matrix(rows, columns, seed, rank=rank)
-    found = polar(cross)
-    assert found.rank == rank
-    values = torch.linalg.svdvals(found.factor)
+    polar_factor = polar(cross)
+    assert polar_factor.rank == rank
+    values = torch.linalg.svdvals(polar_factor.factor)
     torch.testing.assert_close(values, (torch.arange(len(values)) < rank).double(), rtol=0, atol=1e-9)
-    assert float((found.factor * cross).sum()) == pytest.approx(float(torch.linalg.svdvals(cross).sum()))
+    assert float((polar_factor.factor * cross).sum()) == pytest.approx(
+        float(torch.linalg.svdvals(cross).sum())
+    )
 
 
 @settings(max_examples=30, deadline=None)
@@ -89,14 +95,14 @@ def test_zero_completion_is_a_partial_isometry_of_the_observed_rank(seed, rows, 
 def test_identity_completion_is_a_full_isometry_that_rounding_does_not_choose(seed, rows, columns, data):
     rank = data.draw(st.integers(1, min(rows, columns) - 1))
     cross = matrix(rows, columns, seed, rank=rank)
-    found = polar(cross, complete="identity", tolerance=1e-8)
+    polar_factor = polar(cross, complete="identity", tolerance=1e-8)
     torch.testing.assert_close(
-        torch.linalg.svdvals(found.factor), torch.ones(min(rows, columns)).double(), rtol=0, atol=1e-9
+        torch.linalg.svdvals(polar_factor.factor), torch.ones(min(rows, columns)).double(), rtol=0, atol=1e-9
     )
     noise = 1e-13 * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).double()
     again = polar(cross + noise, complete="identity", tolerance=1e-8)
-    assert (found.rank, again.rank) == (rank, rank)
-    torch.testing.assert_close(found.factor, again.factor, rtol=0, atol=1e-4)
+    assert (polar_factor.rank, again.rank) == (rank, rank)
+    torch.testing.assert_close(polar_factor.factor, again.factor, rtol=0, atol=1e-4)
 
 
 def test_identity_completion_of_nothing_is_the_identity():
@@ -113,9 +119,9 @@ def test_identity_completion_survives_null_spaces_that_the_identity_does_not_joi
 
 
 def test_svd_completion_is_the_papers_full_isometry():
-    found = polar(matrix(4, 6, 0, rank=2), complete="svd")
-    assert found.rank == 2
-    torch.testing.assert_close(torch.linalg.svdvals(found.factor), torch.ones(4).double())
+    polar_factor = polar(matrix(4, 6, 0, rank=2), complete="svd")
+    assert polar_factor.rank == 2
+    torch.testing.assert_close(torch.linalg.svdvals(polar_factor.factor), torch.ones(4).double())
 
 
 @pytest.mark.parametrize("shape", [(90, 90), (60, 400)])
@@ -131,16 +137,16 @@ def test_one_and_two_threads_agree_and_find_the_same_rank(shape):
     full, deficient = matrix(*shape, seed=2, decades=4), matrix(*shape, seed=3, rank=33)
     torch.testing.assert_close(with_threads(1, full).factor, with_threads(2, full).factor, rtol=0, atol=1e-8)
     for rule in ("zero", "identity"):
-        one, two = (with_threads(n, deficient, complete=rule) for n in (1, 2))
-        assert one.rank == two.rank == 33
-        torch.testing.assert_close(one.factor, two.factor, rtol=0, atol=1e-8)
+        first, two = (with_threads(n, deficient, complete=rule) for n in (1, 2))
+        assert first.rank == two.rank == 33
+        torch.testing.assert_close(first.factor, two.factor, rtol=0, atol=1e-8)
 
 
 def test_float32_in_is_float32_out_through_float64():
     cross = matrix(5, 8, 0)
-    found = polar(cross.float())
-    assert found.factor.dtype == torch.float32
-    torch.testing.assert_close(found.factor, polar(cross).factor.float())
+    polar_factor = polar(cross.float())
+    assert polar_factor.factor.dtype == torch.float32
+    torch.testing.assert_close(polar_factor.factor, polar(cross).factor.float())
 
 
 def test_what_is_not_finite_or_not_an_option_is_refused():

@@ -22,18 +22,18 @@ def pair(count, source, target, seed, noise=1.0):
 @pytest.mark.parametrize("count", [50, 5])
 def test_equals_scikit_learn(centre, count):
     x, y = pair(count, 8, 3, 0)
-    found = ridge(Moments.of(x, y), 0.7, relative=False, centre=centre)
+    fitted = ridge(Moments.of(x, y), 0.7, relative=False, centre=centre)
     expected = Ridge(alpha=0.7, fit_intercept=centre).fit(x.numpy(), y.numpy())
-    np.testing.assert_allclose(found.matrix.numpy(), expected.coef_.T, atol=1e-9)
-    np.testing.assert_allclose(found.apply(x).numpy(), expected.predict(x.numpy()), atol=1e-9)
+    np.testing.assert_allclose(fitted.matrix.numpy(), expected.coef_.T, atol=1e-9)
+    np.testing.assert_allclose(fitted.apply(x).numpy(), expected.predict(x.numpy()), atol=1e-9)
 
 
 def test_a_relative_strength_means_the_same_at_every_scale():
     x, y = pair(50, 8, 3, 0)
-    one, two = (ridge(Moments.of(factor * x, y), 0.01) for factor in (1.0, 1000.0))
-    torch.testing.assert_close(one.apply(x), two.apply(1000.0 * x))
+    first, two = (ridge(Moments.of(factor * x, y), 0.01) for factor in (1.0, 1000.0))
+    torch.testing.assert_close(first.apply(x), two.apply(1000.0 * x))
     centred = x - x.mean(0)
-    assert one.details["lambda"] == pytest.approx(0.01 * float((centred.T @ centred).trace()) / 8)
+    assert first.details["lambda"] == pytest.approx(0.01 * float((centred.T @ centred).trace()) / 8)
 
 
 def dense_gcv(x, y, penalty, centre):
@@ -49,9 +49,9 @@ def test_gcv_chooses_what_the_dense_formula_chooses(centre):
     x, y = pair(40, 12, 3, 1, noise=3.0)
     grid = list(np.logspace(-3, 3, 25))
     scores = [dense_gcv(x.numpy(), y.numpy(), penalty, centre) for penalty in grid]
-    found = ridge(Moments.of(x, y, parts={"aa", "ab"}), relative=False, centre=centre, strengths=grid)
-    assert found.details["lambda"] == pytest.approx(grid[int(np.argmin(scores))])
-    assert found.details["gcv"] == pytest.approx(min(scores))
+    fitted = ridge(Moments.of(x, y, parts={"aa", "ab"}), relative=False, centre=centre, strengths=grid)
+    assert fitted.details["lambda"] == pytest.approx(grid[int(np.argmin(scores))])
+    assert fitted.details["gcv"] == pytest.approx(min(scores))
     assert 0 < int(np.argmin(scores)) < 24  # the choice was not forced
 
 
@@ -73,7 +73,7 @@ def test_zero_penalty_is_least_squares():
 def test_leave_one_out_equals_refitting_without_each_row(centre, shape):
     x, y = pair(*shape, seed=2)
     grid = [0.01, 0.3, 10.0]
-    found = ridge_loo(x, y, grid, centre=centre)
+    result = ridge_loo(x, y, grid, centre=centre)
     keep = ~np.eye(len(x), dtype=bool)
 
     def left_out(penalty):
@@ -81,11 +81,11 @@ def test_leave_one_out_equals_refitting_without_each_row(centre, shape):
         return np.concatenate([model.predict(x[i : i + 1].numpy()) for i, model in enumerate(models)])
 
     errors = [((left_out(penalty) - y.numpy()) ** 2).mean() for penalty in grid]
-    np.testing.assert_allclose(found.errors.numpy(), errors, rtol=1e-7)
-    assert found.penalty == grid[int(np.argmin(errors))]
-    np.testing.assert_allclose(found.predictions.numpy(), left_out(found.penalty), atol=1e-8)
-    whole = Ridge(alpha=found.penalty, fit_intercept=centre).fit(x.numpy(), y.numpy())
-    np.testing.assert_allclose(found.map.apply(x).numpy(), whole.predict(x.numpy()), atol=1e-8)
+    np.testing.assert_allclose(result.errors.numpy(), errors, rtol=1e-7)
+    assert result.penalty == grid[int(np.argmin(errors))]
+    np.testing.assert_allclose(result.predictions.numpy(), left_out(result.penalty), atol=1e-8)
+    whole = Ridge(alpha=result.penalty, fit_intercept=centre).fit(x.numpy(), y.numpy())
+    np.testing.assert_allclose(result.map.apply(x).numpy(), whole.predict(x.numpy()), atol=1e-8)
 
 
 def with_copies(x, y, rows):
@@ -96,14 +96,14 @@ def with_copies(x, y, rows):
 @pytest.mark.parametrize("shape", [(30, 6, 2), (12, 20, 3)])
 def test_equal_rows_are_left_out_together(shape):
     x, y = with_copies(*pair(*shape, seed=2), [3, 3, 5])
-    found = ridge_loo(x, y, [0.3])
+    actual = ridge_loo(x, y, [0.3])
     expected = []
     for row in range(len(x)):
         others = (x != x[row]).any(1).numpy()
         model = Ridge(alpha=0.3).fit(x.numpy()[others], y.numpy()[others])
         expected.append(model.predict(x[row : row + 1].numpy())[0])
-    np.testing.assert_allclose(found.predictions.numpy(), expected, atol=1e-8)
-    assert float(found.errors[0]) == pytest.approx(((np.array(expected) - y.numpy()) ** 2).mean())
+    np.testing.assert_allclose(actual.predictions.numpy(), expected, atol=1e-8)
+    assert float(actual.errors[0]) == pytest.approx(((np.array(expected) - y.numpy()) ** 2).mean())
 
 
 def held_out(map_, x_scale, weight, noise, offset):
@@ -187,9 +187,9 @@ def test_leave_one_out_chooses_what_ridgecv_chooses():
     x, y = pair(60, 15, 4, 3, noise=4.0)
     grid = np.logspace(-3, 3, 19)
     expected = RidgeCV(alphas=grid).fit(x.numpy(), y.numpy())
-    found = ridge_loo(x, y, list(grid))
-    assert found.penalty == pytest.approx(expected.alpha_)
-    assert float(found.errors.min()) == pytest.approx(-expected.best_score_)
+    actual = ridge_loo(x, y, list(grid))
+    assert actual.penalty == pytest.approx(expected.alpha_)
+    assert float(actual.errors.min()) == pytest.approx(-expected.best_score_)
 
 
 @settings(max_examples=20, deadline=None)

@@ -45,12 +45,12 @@ def test_cka_equals_the_dense_kernel_formula():
 @given(seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3))
 def test_cka_does_not_see_rotation_shift_or_scale(seed, scale):
     a, b = rows(30, 4, [seed, 0]), rows(30, 6, [seed, 1])
-    one, two = (
+    result, two = (
         Moments.of(a, b),
         Moments.of(scale * a @ rotation(4, [seed, 2]) + 1, b @ rotation(6, [seed, 3])),
     )
-    assert cka(two) == pytest.approx(cka(one), abs=1e-9)
-    assert 0.0 <= cka(one) <= 1.0
+    assert cka(two) == pytest.approx(cka(result), abs=1e-9)
+    assert 0.0 <= cka(result) <= 1.0
     twin = Moments.of(a, scale * a @ rotation(4, [seed, 2]))
     assert cka(twin) == pytest.approx(1.0)
 
@@ -62,12 +62,12 @@ def test_a_constant_representation_resembles_nothing():
 
 def test_one_batch_equals_the_unbiased_estimator():
     layers_a, layers_b = [rows(20, 4, 0) + 3, rows(20, 9, 1)], [rows(20, 5, 2) + rows(20, 4, 0)[:, :1]]
-    found = CkaAccumulator(2, 1)
-    found.update(layers_a, layers_b)
+    accumulator = CkaAccumulator(2, 1)
+    accumulator.update(layers_a, layers_b)
     for i, a in enumerate(layers_a):
         own = unbiased_hsic(a, a) * unbiased_hsic(layers_b[0], layers_b[0])
         expected = unbiased_hsic(a, layers_b[0]) / np.sqrt(own)
-        assert float(found.matrix()[i, 0]) == pytest.approx(expected, abs=1e-9)
+        assert float(accumulator.matrix()[i, 0]) == pytest.approx(expected, abs=1e-9)
 
 
 def test_batches_average_hsic_and_merge():
@@ -90,29 +90,29 @@ def test_batches_average_hsic_and_merge():
 def test_minibatches_are_unbiased_where_plain_cka_is_not():
     # independent Gaussian features: the population's CKA is 0
     a, b = rows(1600, 60, 0), rows(1600, 60, 1)
-    found = CkaAccumulator(1, 1)
+    accumulator = CkaAccumulator(1, 1)
     for start in range(0, 1600, 32):
-        found.update([a[start : start + 32]], [b[start : start + 32]])
-    assert abs(float(found.matrix())) < 0.02
+        accumulator.update([a[start : start + 32]], [b[start : start + 32]])
+    assert abs(float(accumulator.matrix())) < 0.02
     assert cka(Moments.of(a[:32], b[:32])) > 0.5
 
 
 def test_a_layer_with_itself_is_one_and_huge_means_do_no_harm():
     a = (rows(64, 16, 0) + 1000).float()
-    found = CkaAccumulator(2, 2)
-    found.update([a, a[:, :3]], [a, 5 * a @ rotation(16, 1).float()])
-    torch.testing.assert_close(found.matrix()[0], torch.ones(2).double(), rtol=0, atol=1e-3)
+    accumulator = CkaAccumulator(2, 2)
+    accumulator.update([a, a[:, :3]], [a, 5 * a @ rotation(16, 1).float()])
+    torch.testing.assert_close(accumulator.matrix()[0], torch.ones(2).double(), rtol=0, atol=1e-3)
 
 
 def test_short_batches_are_counted_as_skipped_and_bad_ones_refused():
-    found = CkaAccumulator(1, 1)
-    found.update([rows(3, 2, 0)], [rows(3, 2, 1)])
-    assert (found.rows, found.skipped) == (0, 3)
-    assert float(found.matrix()) == 0.0
+    accumulator = CkaAccumulator(1, 1)
+    accumulator.update([rows(3, 2, 0)], [rows(3, 2, 1)])
+    assert (accumulator.rows, accumulator.skipped) == (0, 3)
+    assert float(accumulator.matrix()) == 0.0
     with pytest.raises(DataError, match="layers"):
-        found.update([rows(5, 2, 0)] * 2, [rows(5, 2, 1)])
+        accumulator.update([rows(5, 2, 0)] * 2, [rows(5, 2, 1)])
     with pytest.raises(DataError, match="rows"):
-        found.update([rows(5, 2, 0)], [rows(6, 2, 1)])
+        accumulator.update([rows(5, 2, 0)], [rows(6, 2, 1)])
     with pytest.raises(NumericalError, match="NaN or Inf"):
-        found.update([rows(5, 2, 0) / 0], [rows(5, 2, 1)])
-    assert found.rows == 0
+        accumulator.update([rows(5, 2, 0) / 0], [rows(5, 2, 1)])
+    assert accumulator.rows == 0

@@ -41,11 +41,11 @@ def log_domain(x, y, epsilon, iterations):
 @pytest.mark.parametrize("cost", COSTS)
 def test_value_and_gradient_agree_with_pot(dtype, agreement, tolerance, cost):
     x, y = points(40, 5, 0, dtype), points(30, 5, 1, dtype, shift=0.5)
-    found = sinkhorn(x, y, cost=cost, iterations=5000, tolerance=tolerance)
-    gradient = torch.autograd.grad(found.value, (x, y), retain_graph=True)
+    solution = sinkhorn(x, y, cost=cost, iterations=5000, tolerance=tolerance)
+    gradient = torch.autograd.grad(solution.value, (x, y), retain_graph=True)
     # POT's own cosine has no torch gradient: it is handed a cost written out here
     most = 500 if dtype == torch.float32 else 5000
-    options = {"reg": found.epsilon, "grad": "envelope", "max_iter": most, "tol": 1e-14}
+    options = {"reg": solution.epsilon, "grad": "envelope", "max_iter": most, "tol": 1e-14}
     if cost == "cosine":
         unit_x, unit_y = x / x.norm(dim=1, keepdim=True), y / y.norm(dim=1, keepdim=True)
         theirs = ot.solve(1 - unit_x @ unit_y.T, **options)
@@ -53,11 +53,11 @@ def test_value_and_gradient_agree_with_pot(dtype, agreement, tolerance, cost):
         theirs = ot.solve_sample(x, y, metric=POT_NAMES[cost], **options)
     expected = torch.autograd.grad(theirs.value, (x, y), retain_graph=True)
     scale = max(1.0, float(theirs.value.detach()))
-    assert abs(float((found.value - theirs.value).detach())) < agreement * scale
-    assert abs(float((found.cost - theirs.value_linear).detach())) < agreement * scale
+    assert abs(float((solution.value - theirs.value).detach())) < agreement * scale
+    assert abs(float((solution.cost - theirs.value_linear).detach())) < agreement * scale
     for mine, other in zip(gradient, expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=agreement, atol=agreement)
-    torch.testing.assert_close(torch.autograd.grad(found.cost, (x, y)), gradient)
+    torch.testing.assert_close(torch.autograd.grad(solution.cost, (x, y)), gradient)
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -83,14 +83,14 @@ def test_coincident_points_have_finite_gradients(dtype):
     x = points(8, 3, 0, dtype)
     y = x.detach().clone().requires_grad_()
     for cost in COSTS:
-        found = sinkhorn(x, y, cost=cost)
-        for part in torch.autograd.grad(found.value, (x, y)):
+        solution = sinkhorn(x, y, cost=cost)
+        for part in torch.autograd.grad(solution.value, (x, y)):
             assert bool(torch.isfinite(part).all())
     assert bool((cost_matrix(x, x, "euclidean").diagonal() == 0).all())
     same = torch.ones(4, 3, dtype=dtype, requires_grad=True)
-    found = sinkhorn(same, same.detach(), cost="euclidean")  # every cost is zero
-    assert float(found.value.detach()) == 0.0
-    assert not torch.autograd.grad(found.value, same)[0].any()
+    solution = sinkhorn(same, same.detach(), cost="euclidean")  # every cost is zero
+    assert float(solution.value.detach()) == 0.0
+    assert not torch.autograd.grad(solution.value, same)[0].any()
 
 
 def test_euclidean_costs_of_near_points_far_from_the_origin_keep_their_digits():
@@ -123,10 +123,10 @@ def test_the_kernel_path_returns_to_the_log_domain_when_scalings_overflow():
     # far, lopsided clusters: the potentials must travel hundreds of ε from their start
     x = torch.cat([points(9, 2, 0).detach(), points(1, 2, 1).detach() + 60.0]).float()
     y = torch.cat([points(1, 2, 2).detach(), points(9, 2, 3).detach() + 60.0]).float()
-    found = sinkhorn_cost(cost_matrix(x, y), epsilon=1.0, relative=False, iterations=2000, tolerance=1e-5)
-    assert 1 < found.log_iterations < found.iterations
-    torch.testing.assert_close(found.value.double(), log_domain(x, y, 1.0, 2000)[0], rtol=1e-4, atol=0)
-    assert bool(torch.isfinite(found.plan).all())
+    solution = sinkhorn_cost(cost_matrix(x, y), epsilon=1.0, relative=False, iterations=2000, tolerance=1e-5)
+    assert 1 < solution.log_iterations < solution.iterations
+    torch.testing.assert_close(solution.value.double(), log_domain(x, y, 1.0, 2000)[0], rtol=1e-4, atol=0)
+    assert bool(torch.isfinite(solution.plan).all())
 
 
 def test_a_warm_start_needs_fewer_iterations_for_the_same_value():
@@ -146,16 +146,16 @@ def test_a_warm_start_needs_fewer_iterations_for_the_same_value():
 def test_equal_iterations_give_pots_iterates_before_convergence():
     x, y = points(30, 4, 0).detach(), points(30, 4, 1).detach()
     for count in (1, 2, 7):
-        found = sinkhorn(x, y, epsilon=0.02, iterations=count, tolerance=0.0)
-        theirs = ot.solve_sample(x, y, reg=found.epsilon, max_iter=count, tol=0.0)
-        torch.testing.assert_close(found.plan, theirs.plan, rtol=1e-8, atol=1e-12)
+        solution = sinkhorn(x, y, epsilon=0.02, iterations=count, tolerance=0.0)
+        theirs = ot.solve_sample(x, y, reg=solution.epsilon, max_iter=count, tol=0.0)
+        torch.testing.assert_close(solution.plan, theirs.plan, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(("dtype", "agreement", "tolerance"), PRECISIONS)
 def test_divergence_equals_three_solutions_of_pot_with_one_epsilon(dtype, agreement, tolerance):
     x, y = points(25, 3, 0, dtype), points(30, 3, 1, dtype, shift=0.3)
-    found = sinkhorn_divergence(x, y, iterations=5000, tolerance=tolerance)
-    gradient = torch.autograd.grad(found, (x, y))
+    actual = sinkhorn_divergence(x, y, iterations=5000, tolerance=tolerance)
+    gradient = torch.autograd.grad(actual, (x, y))
     epsilon = sinkhorn(x, y).epsilon
 
     def theirs(a, b):
@@ -164,7 +164,7 @@ def test_divergence_equals_three_solutions_of_pot_with_one_epsilon(dtype, agreem
         return ot.solve_sample(a, b, **options).value
 
     expected = theirs(x, y) - 0.5 * theirs(x, x) - 0.5 * theirs(y, y)
-    torch.testing.assert_close(found, expected, rtol=0, atol=agreement * 10)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=agreement * 10)
     for mine, other in zip(gradient, torch.autograd.grad(expected, (x, y)), strict=True):
         torch.testing.assert_close(mine, other, rtol=agreement, atol=agreement)
 
@@ -195,15 +195,15 @@ def test_the_plan_follows_a_rotation_of_both_sets():
     x, y = points(15, 3, 0).detach(), points(15, 3, 1).detach()
     turn = torch.linalg.qr(points(3, 3, 2).detach())[0]
     for cost in ("squared_euclidean", "euclidean", "cosine"):
-        one, two = sinkhorn(x, y, cost=cost), sinkhorn(x @ turn, y @ turn, cost=cost)
-        torch.testing.assert_close(one.plan, two.plan)
+        solution, two = sinkhorn(x, y, cost=cost), sinkhorn(x @ turn, y @ turn, cost=cost)
+        torch.testing.assert_close(solution.plan, two.plan)
 
 
 def test_half_precision_points_are_solved_in_float32():
     x, y = points(10, 3, 0, torch.bfloat16), points(10, 3, 1, torch.bfloat16)
-    found = sinkhorn(x, y)
-    assert found.value.dtype == torch.float32
-    assert torch.autograd.grad(found.value, x)[0].dtype == torch.bfloat16
+    solution = sinkhorn(x, y)
+    assert solution.value.dtype == torch.float32
+    assert torch.autograd.grad(solution.value, x)[0].dtype == torch.bfloat16
 
 
 def test_what_cannot_be_solved_is_refused():
@@ -225,6 +225,6 @@ def test_what_cannot_be_solved_is_refused():
 
 def test_a_given_cost_matrix_is_differentiable():
     costs = points(6, 7, 0).detach().square().requires_grad_()
-    found = sinkhorn_cost(costs, iterations=3000, tolerance=1e-12)
-    (gradient,) = torch.autograd.grad(3.0 * found.value, costs)
-    torch.testing.assert_close(gradient, 3.0 * found.plan)
+    solution = sinkhorn_cost(costs, iterations=3000, tolerance=1e-12)
+    (gradient,) = torch.autograd.grad(3.0 * solution.value, costs)
+    torch.testing.assert_close(gradient, 3.0 * solution.plan)

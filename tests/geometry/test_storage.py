@@ -26,10 +26,10 @@ write_arrays(sys.argv[1], {{"x": torch.arange(6.0).reshape(2, 3), "y": torch.one
 def test_what_is_written_is_read_back(tmp_path):
     arrays = {"x": torch.randn(3, 4), "empty": torch.zeros(0), "whole": torch.arange(3)}
     write_arrays(tmp_path / "a", arrays, ABOUT)
-    found, about = read_arrays(tmp_path / "a", "sample", 1)
+    result, about = read_arrays(tmp_path / "a", "sample", 1)
     assert about == ABOUT
-    assert found.keys() == arrays.keys()
-    assert all(torch.equal(found[name], array) for name, array in arrays.items())
+    assert result.keys() == arrays.keys()
+    assert all(torch.equal(result[name], array) for name, array in arrays.items())
 
 
 def test_two_processes_write_the_same_bytes(tmp_path):

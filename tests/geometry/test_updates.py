@@ -33,19 +33,19 @@ def kronecker_solution(rows, update, penalty):
 def test_tikhonov_equals_the_vectorised_ridge(layer):
     rows, update, inputs, outputs = layer
     scale = np.trace(rows["in_b"].T @ rows["in_b"]) / IN_B * np.trace(rows["out_b"].T @ rows["out_b"]) / OUT_B
-    found = tikhonov(inputs, outputs, torch.from_numpy(update), 0.2)
-    np.testing.assert_allclose(found.numpy(), kronecker_solution(rows, update, 0.2 * scale), atol=1e-10)
+    result = tikhonov(inputs, outputs, torch.from_numpy(update), 0.2)
+    np.testing.assert_allclose(result.numpy(), kronecker_solution(rows, update, 0.2 * scale), atol=1e-10)
 
 
 def test_tikhonov_per_side_equals_two_loaded_inverses(layer):
     rows, update, inputs, outputs = layer
-    found = tikhonov(inputs, outputs, torch.from_numpy(update), 0.2, per_side=True).numpy()
+    array = tikhonov(inputs, outputs, torch.from_numpy(update), 0.2, per_side=True).numpy()
     loaded = {}
     for name in ("in_b", "out_b"):
         second = rows[name].T @ rows[name]
         loaded[name] = np.linalg.inv(second + 0.2 * np.trace(second) / len(second) * np.eye(len(second)))
     carried = rows["out_b"].T @ rows["out_a"] @ update @ rows["in_a"].T @ rows["in_b"]
-    np.testing.assert_allclose(found, loaded["out_b"] @ carried @ loaded["in_b"], atol=1e-10)
+    np.testing.assert_allclose(array, loaded["out_b"] @ carried @ loaded["in_b"], atol=1e-10)
 
 
 def test_same_model_gives_the_same_update(layer):

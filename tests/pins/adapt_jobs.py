@@ -119,8 +119,8 @@ def bound(out: Path, series: Any, labels: Any) -> None:
 
     model = load_adapted(out / "methods" / "recraft")
     (out / "bound").mkdir()
-    found = measure_bound(model.adapted_, series[:30], labels[:30]).to_dict()
-    (out / "bound" / "terms.json").write_text(json.dumps(found, default=float), encoding="utf-8")
+    result = measure_bound(model.adapted_, series[:30], labels[:30]).to_dict()
+    (out / "bound" / "terms.json").write_text(json.dumps(result, default=float), encoding="utf-8")
     norms = model.source_gradient_norms(series[:5]), model.source_gradient_norms(series[:5], [0, 1, 2, 0, 1])
     write(out / "bound" / "source.npy", model.source_probabilities(series[:5]), *norms)
 

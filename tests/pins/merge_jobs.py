@@ -222,8 +222,8 @@ def save(recipe: Any, folder: Path) -> None:
 def planned(recipe: Any, file: Path) -> None:
     """Keep a plan, as JSON and as text, as the command line prints it."""
     Path("planned.yaml").write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
-    found = json.loads(command("plan", "planned.yaml", "--json"))
-    file.write_text(json.dumps({"plan": found, "text": command("plan", "planned.yaml").splitlines()}))
+    record = json.loads(command("plan", "planned.yaml", "--json"))
+    file.write_text(json.dumps({"plan": record, "text": command("plan", "planned.yaml").splitlines()}))
 
 
 def run_by_command(recipe: dict[str, Any], folder: Path) -> None:
@@ -285,12 +285,12 @@ def one_after_another(out: Path) -> Iterator[tuple[str, Job]]:
 
 def continual_methods() -> list[str]:
     """Return the methods that the command line can start a fusion with."""
-    found = []
+    entries = []
     for name in sorted({*method_names("merge"), "average", "base", "opcm"}):
         with contextlib.suppress(TransshipError):
             ts.Fusion("texts", name, keep_inputs=4)
-            found.append(name)
-    return found
+            entries.append(name)
+    return entries
 
 
 def fusion(folder: Path, method: str, *heads: str) -> None:

@@ -52,8 +52,8 @@ def test_whole_numbers_of_a_column_are_grouped_alike():
 
 def test_parameters_keep_their_own_digits_beside_one_another():
     rows = [["rate", 0.0002], ["factor", 40.0], ["weight", 0.05], ["steps", 160]]
-    made = Table(["parameter", Column("value", code=True)], rows)
-    assert [row[1].text for row in made.cells()] == ["2.00e−4", "40", "0.05", "160"]
+    table = Table(["parameter", Column("value", code=True)], rows)
+    assert [row[1].text for row in table.cells()] == ["2.00e−4", "40", "0.05", "160"]
     assert [row[1].text for row in Table(["parameter", "value"], rows).cells()][:2] == ["0.00", "40.00"]
 
 

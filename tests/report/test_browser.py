@@ -115,13 +115,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def visit(browser: Any, file: Path, width: int, scheme: str) -> Visit:
     context = browser.new_context(viewport={"width": width, "height": 850}, color_scheme=scheme)
-    found = Visit(context.new_page())
-    found.page.on("console", lambda message: found.messages.append(f"{message.type}: {message.text}"))
-    found.page.on("pageerror", lambda error: found.messages.append(f"error: {error}"))
-    found.page.on("request", lambda request: found.requests.append(request.url))
-    found.page.goto(file.as_uri())
-    found.page.wait_for_selector("html[data-figures=drawn]", timeout=120_000)
-    return found
+    result = Visit(context.new_page())
+    result.page.on("console", lambda message: result.messages.append(f"{message.type}: {message.text}"))
+    result.page.on("pageerror", lambda error: result.messages.append(f"error: {error}"))
+    result.page.on("request", lambda request: result.requests.append(request.url))
+    result.page.goto(file.as_uri())
+    result.page.wait_for_selector("html[data-figures=drawn]", timeout=120_000)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def desktop(browser: Any, file: Path) -> Any:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_page_is_quiet_asks_for_nothing_and_fits(browser: Any, file: Path, width: int, scheme: str):
-    found = visit(browser, file, width, scheme)
-    page = found.page
-    assert found.messages == []
-    assert found.requests == [file.as_uri()]
+    result = visit(browser, file, width, scheme)
+    page = result.page
+    assert result.messages == []
+    assert result.requests == [file.as_uri()]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     assert page.evaluate("window.hacked") is None

@@ -49,7 +49,7 @@ def test_every_figure_is_titled_described_and_has_its_numbers(name: str):
 
 @pytest.mark.parametrize("name", BUILT)
 def test_every_colour_is_a_token_that_follows_the_theme(name: str):
-    found: list[str] = []
+    entries: list[str] = []
 
     def walk(value: object, key: str = "") -> None:
         if isinstance(value, dict):
@@ -59,11 +59,11 @@ def test_every_colour_is_a_token_that_follows_the_theme(name: str):
             for part in value:
                 walk(part, key)
         elif isinstance(value, str) and "color" in key:
-            found.append(value)
+            entries.append(value)
 
     walk(dict(BUILT[name].spec))
-    assert found
-    assert all(colour.startswith("@") for colour in found)
+    assert entries
+    assert all(colour.startswith("@") for colour in entries)
 
 
 def test_a_heat_map_keeps_its_values_and_fixes_its_ends():

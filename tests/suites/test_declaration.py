@@ -104,4 +104,4 @@ def test_figures_of_one_paper_are_the_same_in_two_suites():
         if column == "accuracy"
     ]
     assert shown
-    assert [one for one in shown if one[2] not in means] == []
+    assert [each for each in shown if each[2] not in means] == []

@@ -16,8 +16,8 @@ SEEDS = (0, 1, 2)
 
 
 def _claim(suite: str, words: str) -> Claim:
-    (found,) = [claim for claim in load_suite(suite).claims if words in claim.text]
-    return found
+    (result,) = [claim for claim in load_suite(suite).claims if words in claim.text]
+    return result
 
 
 def _same(factors: dict[str, Any], metric: str, value: float | None) -> list[Measurement]:
@@ -74,7 +74,9 @@ def test_a_pair_without_a_number_leaves_every_pair_undecided(values: tuple[float
 def test_the_least_of_the_pairs_is_taken_seed_by_seed_and_others_do_not_count():
     measured = [*_pair("a", (0.5, 0.8, 0.7)), *_pair("b", (0.6, 0.7, 0.9))]
     measured += _pair("c", (0.1, 0.1, 0.1), method="never asked for here")
-    wanted = [Measurement({**one.factors, "method": "ridge"}, one.metrics, one.seed) for one in measured[:6]]
+    wanted = [
+        Measurement({**each.factors, "method": "ridge"}, each.metrics, each.seed) for each in measured[:6]
+    ]
     quantity = cell("recall", method="ridge")
     assert EveryPair(quantity).per_seed([*wanted, *measured[6:]], SEEDS) == [0.5, 0.7, 0.7]
     assert EveryPair(quantity, greatest=True).per_seed(wanted, SEEDS) == [0.6, 0.8, 0.9]

@@ -24,8 +24,8 @@ def test_ours_are_found_without_importing_them():
         "files = ['transship_suites.' + name.replace('-', '_') for name in names]\n"
         "print([file for file in files if file in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_declaring_imports_no_heavy_library():
@@ -34,8 +34,8 @@ def test_declaring_imports_no_heavy_library():
         "for name in suite_names(): load_suite(name)\n"
         "print(sorted({'torch', 'transformers', 'sklearn', 'scipy'} & set(sys.modules)))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_a_suite_of_another_folder_knows_its_name_and_file(toy):

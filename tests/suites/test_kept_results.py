@@ -45,14 +45,14 @@ def test_a_kept_run_is_judged_anew_from_its_own_cases(toy: Any, script: ModuleTy
     file = toy(sleep=7.0) / "toy_suite.py"
     text = file.read_text().replace("at_least=0.5", "at_least=2").replace("): 1.25}", "): 1.5}")
     file.write_text(text.replace("Better is better.", "Better is much better."))
-    made = script.again(run)
-    assert [(claim.text, claim.verdict) for claim in made.claims][:1] == [
+    again = script.again(run)
+    assert [(claim.text, claim.verdict) for claim in again.claims][:1] == [
         ("Better is much better.", "refuted")
     ]
-    assert (run.tables[0].paper[1][0], made.tables[0].paper[1][0]) == (1.25, 1.5)
-    assert made.tables[0].cells == run.tables[0].cells
+    assert (run.tables[0].paper[1][0], again.tables[0].paper[1][0]) == (1.25, 1.5)
+    assert again.tables[0].cells == run.tables[0].cells
     for untouched in ("cases", "seeds", "options", "fingerprint", "environment", "scale"):
-        assert getattr(made, untouched) == getattr(run, untouched)
+        assert getattr(again, untouched) == getattr(run, untouched)
 
 
 def test_a_large_run_is_kept_rounded_with_the_tables_of_the_rounded_numbers(
@@ -65,8 +65,8 @@ def test_a_large_run_is_kept_rounded_with_the_tables_of_the_rounded_numbers(
     assert small == run
     monkeypatch.setattr(script, "LARGE", 10)
     large = SuiteResult.read(script.keep(file))
-    before = [one.metrics["score"] for one in run.measurements]
-    after = [one.metrics["score"] for one in large.measurements]
+    before = [measurement.metrics["score"] for measurement in run.measurements]
+    after = [measurement.metrics["score"] for measurement in large.measurements]
     assert after == [float(f"{value:.5g}") for value in before]
     assert after != before
     assert large == script.again(large)
@@ -78,13 +78,17 @@ def test_a_kept_file_says_nothing_of_a_case_twice_and_gives_the_run_back(
 ):
     run = _toy_run(toy, script, monkeypatch)
     written = json.loads(script.write(run).read_text(encoding="utf-8"))
-    measured = [one for case in written["cases"] for one in case["measurements"]]
-    assert {tuple(one) for one in measured} == {("factors", "metrics")}
-    assert {tuple(one["factors"]) for one in measured} == {("samples",)}  # the case has method and seed
+    measured = [measurement for case in written["cases"] for measurement in case["measurements"]]
+    assert {tuple(each) for each in measured} == {("factors", "metrics")}
+    assert {tuple(each["factors"]) for each in measured} == {("samples",)}  # the case has method and seed
     assert SuiteResult.from_json(written) == run
     (kept,) = script.runs()
-    assert [dict(one.factors) for one in kept.measurements] == [dict(one.factors) for one in run.measurements]
-    assert [one.seed for one in kept.measurements] == [one.seed for one in run.measurements]
+    assert [dict(measurement.factors) for measurement in kept.measurements] == [
+        dict(measurement.factors) for measurement in run.measurements
+    ]
+    assert [measurement.seed for measurement in kept.measurements] == [
+        measurement.seed for measurement in run.measurements
+    ]
 
 
 @pytest.mark.parametrize(
@@ -95,5 +99,5 @@ def test_a_kept_file_says_nothing_of_a_case_twice_and_gives_the_run_back(
 def test_every_kept_run_says_what_is_declared_today(file: Path, script: ModuleType):
     run = SuiteResult.read(file)
     suite = load_suite(run.suite)
-    told, fix = markdown.render(suite_page(suite, run)), f"python scripts/results.py --again {run.suite}"
-    assert told == markdown.render(suite_page(suite, script.again(run))), fix
+    page, fix = markdown.render(suite_page(suite, run)), f"python scripts/results.py --again {run.suite}"
+    assert page == markdown.render(suite_page(suite, script.again(run))), fix

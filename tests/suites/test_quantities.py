@@ -24,14 +24,14 @@ def grid(seed: int = 0) -> tuple[list[Measurement], np.ndarray]:
 
 def test_a_cell_averages_what_it_leaves_open_within_each_seed():
     measured, values = grid()
-    found = cell("accuracy", method="a").per_seed(measured, SEEDS)
-    np.testing.assert_allclose(found, values[0].mean(0), rtol=1e-14)
+    per_seed = cell("accuracy", method="a").per_seed(measured, SEEDS)
+    np.testing.assert_allclose(per_seed, values[0].mean(0), rtol=1e-14)
 
 
 def test_several_levels_may_be_selected():
     measured, values = grid()
-    found = cell("accuracy", method="b", task=(1, 3)).per_seed(measured, SEEDS)
-    np.testing.assert_allclose(found, values[1, [1, 3]].mean(0), rtol=1e-14)
+    per_seed = cell("accuracy", method="b", task=(1, 3)).per_seed(measured, SEEDS)
+    np.testing.assert_allclose(per_seed, values[1, [1, 3]].mean(0), rtol=1e-14)
 
 
 @given(seed=st.integers(0, 1000), factor=st.floats(-3, 3))
@@ -49,9 +49,9 @@ def test_arithmetic_is_done_seed_by_seed(seed: int, factor: float):
 def test_a_seed_without_a_number_has_no_value():
     measured, values = grid()
     measured.append(Measurement({"method": "a", "task": 9}, {"accuracy": None}, 1))
-    found = cell("accuracy", method="a").per_seed(measured, SEEDS)
-    assert found[1] is None
-    assert found[0] == pytest.approx(values[0].mean(0)[0])
+    per_seed = cell("accuracy", method="a").per_seed(measured, SEEDS)
+    assert per_seed[1] is None
+    assert per_seed[0] == pytest.approx(values[0].mean(0)[0])
 
 
 def test_what_was_never_measured_and_a_division_by_zero_have_no_value():

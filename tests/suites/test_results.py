@@ -70,6 +70,6 @@ def test_rows_and_tables_that_a_scale_did_not_measure_are_left_out(toy):
     wider = replace(table, rows=(*table.rows, strange))
     empty = replace(table, title="nothing of it", rows=(strange,), paper={})
     result = run_suite(replace(suite, tables=(wider, empty)), "quick")
-    assert [one.title for one in result.tables] == [table.title]
+    assert [table.title for table in result.tables] == [table.title]
     assert result.tables[0].rows == tuple(row.name for row in table.rows)
     assert len(result.tables[0].paper) == len(table.rows)

@@ -29,7 +29,7 @@ def test_a_run_measures_every_case_of_every_seed(toy, log):
     result = run_suite(load_suite("toy-suite", toy()), "quick")
     assert result.seeds == (0, 1, 2)
     assert len(result.cases) == 6
-    assert [one.factors["samples"] for one in result.cases[0].measurements] == [10, 20]
+    assert [measurement.factors["samples"] for measurement in result.cases[0].measurements] == [10, 20]
     assert sum(line.startswith("case") for line in log()) == 6
     # both methods of a seed share what was trained
     assert sorted(line for line in log() if line.startswith("train")) == ["train 0", "train 1", "train 2"]
@@ -37,7 +37,9 @@ def test_a_run_measures_every_case_of_every_seed(toy, log):
 
 def test_the_numbers_are_those_of_the_suite_and_spread_equals_numpy(toy):
     result = run_suite(load_suite("toy-suite", toy()), "quick")
-    values = np.array([[one.metrics["score"] for one in case.measurements] for case in result.cases])
+    values = np.array(
+        [[measurement.metrics["score"] for measurement in case.measurements] for case in result.cases]
+    )
     plain, better = values[:3], values[3:]
     scores, at_20 = result.tables[0].cells[1]
     assert scores.mean == pytest.approx(better.mean(1).mean())
@@ -52,7 +54,7 @@ def test_the_numbers_are_those_of_the_suite_and_spread_equals_numpy(toy):
 
 def test_what_is_not_finite_is_kept_as_missing(toy):
     result = run_suite(load_suite("toy-suite", toy()), "quick")
-    assert {one.metrics["none"] for one in result.measurements} == {None}
+    assert {measurement.metrics["none"] for measurement in result.measurements} == {None}
     assert result.claims[2].reason == "no value for seed 0, 1, 2"
 
 

@@ -68,7 +68,7 @@ def runs(folder: Path, *names: str) -> list[SuiteRun]:
 
 
 def met(run: SuiteRun) -> list[float | None]:
-    return [one.metrics["met"] for one in run.result().measurements]
+    return [measurement.metrics["met"] for measurement in run.result().measurements]
 
 
 @pytest.mark.slow

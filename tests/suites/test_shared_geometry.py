@@ -22,12 +22,12 @@ def gaussian(rows: int, columns: int, seed: int) -> torch.Tensor:
 def test_cca_and_regression_equal_scikit_learn():
     a, b = gaussian(60, 3, 0), gaussian(60, 4, 1)
     b[:, :2] += a[:, :2]
-    found = _similarities([a], [b])
+    similarities = _similarities([a], [b])
     left, right = CCA(n_components=3, max_iter=5000, tol=1e-12).fit_transform(a.numpy(), b.numpy())
     correlations = [np.corrcoef(left[:, place], right[:, place])[0, 1] for place in range(3)]
-    assert float(found["cca"]) == pytest.approx(np.mean(correlations), abs=1e-6)
+    assert float(similarities["cca"]) == pytest.approx(np.mean(correlations), abs=1e-6)
     expected = (_share(a.numpy(), b.numpy()) + _share(b.numpy(), a.numpy())) / 2
-    assert float(found["regression"]) == pytest.approx(expected, abs=1e-10)
+    assert float(similarities["regression"]) == pytest.approx(expected, abs=1e-10)
 
 
 def _share(x: np.ndarray, y: np.ndarray) -> float:

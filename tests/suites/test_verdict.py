@@ -27,23 +27,23 @@ def verdict(left: list[float | None], right: list[float | None], **bounds: float
 
 @given(values=st.lists(finite, min_size=2, max_size=12), confidence=st.sampled_from([0.8, 0.95, 0.99]))
 def test_spread_and_interval_equal_numpy_and_scipy(values: list[float], confidence: float):
-    found = spread(values)
-    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
-    assert found.sd == pytest.approx(np.std(values, ddof=1), abs=1e-9)
-    assert found.seeds == len(values)
+    actual = spread(values)
+    assert actual.mean == pytest.approx(np.mean(values), abs=1e-9)
+    assert actual.sd == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+    assert actual.seeds == len(values)
     error = scipy.stats.sem(values)
     if error > 1e-9:
         expected = scipy.stats.t.interval(confidence, len(values) - 1, np.mean(values), error)
-        assert found.interval(confidence) == pytest.approx(expected, rel=1e-7, abs=1e-9)
+        assert actual.interval(confidence) == pytest.approx(expected, rel=1e-7, abs=1e-9)
 
 
 def test_the_paired_interval_equals_the_paired_t_test():
     rng = np.random.default_rng(0)
     left, right = rng.normal(1, 1, 6).tolist(), rng.normal(0, 1, 6).tolist()
     claim = Claim(text="c", quantity=cell("score", row="left") - cell("score", row="right"), at_least=0)
-    found = judge(claim, measured(left, right), range(6))
+    judgement = judge(claim, measured(left, right), range(6))
     expected = scipy.stats.ttest_rel(left, right).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert (judgement.low, judgement.high) == pytest.approx((expected.low, expected.high))
 
 
 def test_each_verdict_is_reached_by_its_numbers():
@@ -70,8 +70,8 @@ def test_a_bound_that_the_interval_touches_is_kept():
 def test_one_seed_or_a_missing_value_decides_nothing():
     assert verdict([1.0], [0.0], at_least=0.1) == "undecided"
     claim = Claim(text="c", quantity=cell("score", row="left"), at_least=0.0)
-    found = judge(claim, measured([1.0, None, 1.1], [0.0] * 3), range(3))
-    assert (found.verdict, found.reason, found.low) == ("undecided", "no value for seed 1", None)
+    judgement = judge(claim, measured([1.0, None, 1.1], [0.0] * 3), range(3))
+    assert (judgement.verdict, judgement.reason, judgement.low) == ("undecided", "no value for seed 1", None)
 
 
 def test_the_rule_is_stated_with_quantity_bound_and_confidence():
@@ -97,11 +97,11 @@ def test_a_claim_of_every_run_is_decided_by_the_worst_of_them(
     values: list[float | None], bounds: dict[str, float], decided: str, reason: str
 ):
     claim = EveryRun(text="c", quantity=cell("score", row="left"), **bounds)
-    found = judge(claim, measured(values, []), range(len(values)))
-    assert (found.verdict, found.low, found.high) == (decided, None, None)
-    assert found.reason.startswith(reason)
-    assert "in every seed; refuted if it is not in one of them" in found.rule
-    assert "interval" not in found.rule + found.reason
+    judgement = judge(claim, measured(values, []), range(len(values)))
+    assert (judgement.verdict, judgement.low, judgement.high) == (decided, None, None)
+    assert judgement.reason.startswith(reason)
+    assert "in every seed; refuted if it is not in one of them" in judgement.rule
+    assert "interval" not in judgement.rule + judgement.reason
 
 
 def test_the_mean_of_runs_does_not_decide_a_claim_of_every_run():

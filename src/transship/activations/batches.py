@@ -85,7 +85,9 @@ class SavedState:
                     fix="choose another folder, or the same models and options",
                 )
         # a kill between a state and the removal of the one before it leaves both: the larger one counts
-        for turn, saved in enumerate(sorted(every.values(), key=lambda one: (-len(one.units), one.name))):
+        for turn, saved in enumerate(
+            sorted(every.values(), key=lambda saved: (-len(saved.units), saved.name))
+        ):
             if self.covered.keys() & saved.units.keys():
                 continue
             self.covered |= saved.units

@@ -58,15 +58,15 @@ def test_padding_enters_no_linear_map_and_derivatives_are_those_of_the_blocks_th
     body(states).square().sum().backward()
     assert set(rows) == {int(present.sum())}
     assert int(present.sum()) < present.numel()
-    found = {name: weight.grad for name, weight in body.named_parameters()}
+    by_name = {name: weight.grad for name, weight in body.named_parameters()}
     plain = upper_blocks(encoder, 2)
-    mask, made = torch.zeros(present.shape).masked_fill(~present, -1e9)[:, None, None, :], states
+    mask, result = torch.zeros(present.shape).masked_fill(~present, -1e9)[:, None, None, :], states
     for block in plain.layer:
-        made = block(made, mask)
-    features = (made * present[..., None]).sum(1) / present.sum(1, keepdim=True)
+        result = block(result, mask)
+    features = (result * present[..., None]).sum(1) / present.sum(1, keepdim=True)
     features.square().sum().backward()
     for name, weight in plain.named_parameters():
-        torch.testing.assert_close(found[name], weight.grad, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(by_name[name], weight.grad, rtol=1e-3, atol=1e-5)
 
 
 def test_an_eye_gives_one_row_per_picture_and_trains_from_its_seed():
@@ -101,27 +101,27 @@ def score(body: nn.Module, head: nn.Linear, rows: LabelledRows) -> float:
 
 
 def test_fine_tuning_beats_the_probe_leaves_the_base_alone_and_repeats_itself():
-    start, one = base(), task("one", 1)
+    start, result = base(), task("one", 1)
     before = copy.deepcopy(start.state_dict())
-    probed = probe(encode(start, one.train.inputs), one.train.labels, 3, seed=0)
+    probed = probe(encode(start, result.train.inputs), result.train.labels, 3, seed=0)
     settings = {"steps": 200, "rate": 1e-2, "seed": 0, "batch": 32}
-    body, heads = tune(start, [one], **settings)
-    assert score(body, heads[0], one.test) > score(start, probed, one.test) + 0.05
+    body, heads = tune(start, [result], **settings)
+    assert score(body, heads[0], result.test) > score(start, probed, result.test) + 0.05
     assert all(torch.equal(before[name], tensor) for name, tensor in start.state_dict().items())
-    again, _ = tune(start, [one], **settings)
+    again, _ = tune(start, [result], **settings)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in body.state_dict().items())
 
 
 def test_dropout_is_drawn_from_the_seed_and_leaves_the_global_draws_alone():
-    one = task("one", 1)
+    result = task("one", 1)
     start = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 4)).eval()
     settings = {"steps": 3, "rate": 1e-2, "batch": 32}
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    first, _ = tune(start, [one], seed=0, **settings)
+    first, _ = tune(start, [result], seed=0, **settings)
     assert torch.equal(torch.rand(1), expected)  # and the next one begins from another state
-    again, _ = tune(start, [one], seed=0, **settings)
+    again, _ = tune(start, [result], seed=0, **settings)
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in first.state_dict().items())
 
 
@@ -129,7 +129,7 @@ def test_several_tasks_share_one_body_and_keep_a_head_each():
     tasks = [task("one", 1), task("two", 2, classes=4)]
     body, heads = tune(base(), tasks, steps=150, rate=1e-2, seed=0, batch=32)
     assert [head.out_features for head in heads] == [3, 4]
-    assert all(score(body, head, one.test) > 0.6 for head, one in zip(heads, tasks, strict=True))
+    assert all(score(body, head, each.test) > 0.6 for head, each in zip(heads, tasks, strict=True))
 
 
 def test_weights_come_back_from_arrays():

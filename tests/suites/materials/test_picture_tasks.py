@@ -29,7 +29,7 @@ def test_every_task_has_grey_pictures_with_all_its_classes(name: str):
         assert rows.labels.min() >= 0
         assert rows.labels.max() < PICTURE_TASKS[name]
     assert len(task.train.labels.unique()) >= 0.9 * PICTURE_TASKS[name]
-    assert not any(bool((task.train.inputs == one).all((1, 2, 3)).any()) for one in task.test.inputs)
+    assert not any(bool((task.train.inputs == row).all((1, 2, 3)).any()) for row in task.test.inputs)
 
 
 def test_pre_training_sees_half_of_the_classes_and_half_tasks_the_other_half():
@@ -55,5 +55,5 @@ def test_small_digits_keep_their_ink_and_lie_in_different_places():
     pool = load_pictures("train", 400)
     digits = pool.take(pool.labels < 10).inputs[:30]
     torch.testing.assert_close(small.inputs.sum((1, 2, 3)), digits.sum((1, 2, 3)) / 4)
-    corners = {tuple(one[0].nonzero().min(0).values.tolist()) for one in small.inputs}
+    corners = {tuple(row[0].nonzero().min(0).values.tolist()) for row in small.inputs}
     assert len(corners) > 10

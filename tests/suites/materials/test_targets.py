@@ -33,12 +33,12 @@ def test_draws_hold_every_class_and_depend_on_the_seed():
 
 @pytest.mark.parametrize("name", ["waves", "advection", "burgers"])
 def test_generated_tasks_share_their_test_rows_and_differ_in_training_rows(name: str):
-    one, other = (series_task(name, rows=30, test=12, seed=seed) for seed in (1, 2))
-    np.testing.assert_array_equal(one.test[0], other.test[0])
-    assert not np.array_equal(one.train[0], other.train[0])
-    assert len(one.train[0]) == 24
-    assert len(one.validation[0]) == 6
-    assert one.settings["patch"] == PATCHES[name]
+    first, other = (series_task(name, rows=30, test=12, seed=seed) for seed in (1, 2))
+    np.testing.assert_array_equal(first.test[0], other.test[0])
+    assert not np.array_equal(first.train[0], other.train[0])
+    assert len(first.train[0]) == 24
+    assert len(first.validation[0]) == 6
+    assert first.settings["patch"] == PATCHES[name]
 
 
 def test_no_row_is_both_learnt_from_and_chosen_by():
@@ -77,20 +77,20 @@ def test_grids_have_channels_and_darcy_its_two_files(data_dir):
 
 def test_raw_rows_are_scored_on_test_rows():
     task = series_task("waves", rows=120, test=100, seed=0)
-    found = {one.factors["method"]: one.metrics for one in raw(task, seed=0, kernels=300)}
-    assert set(found) == {"constant", "logistic", "ridge", "rocket"}
-    assert found["rocket"]["accuracy"] > 0.5 > found["ridge"]["accuracy"]
+    by_name = {each.factors["method"]: each.metrics for each in raw(task, seed=0, kernels=300)}
+    assert set(by_name) == {"constant", "logistic", "ridge", "rocket"}
+    assert by_name["rocket"]["accuracy"] > 0.5 > by_name["ridge"]["accuracy"]
     fields = series_task("advection", rows=60, test=20, seed=0)
-    dense = {one.factors["method"]: one.metrics for one in raw(fields, seed=0, kernels=32)}
+    dense = {each.factors["method"]: each.metrics for each in raw(fields, seed=0, kernels=32)}
     assert dense["ridge"]["nrmse"] < dense["constant"]["nrmse"]
 
 
 def test_a_perfect_guess_scores_perfectly():
     labels = np.array([0, 1, 2, 1])
     task = Target("toy", "classification", (np.zeros((4, 1, 3)), labels), (labels, labels), (labels, labels))
-    found = scored(task, labels, np.eye(3)[labels])
-    assert found["accuracy"] == 1.0
-    assert found["f1_error"] == 0.0
+    result = scored(task, labels, np.eye(3)[labels])
+    assert result["accuracy"] == 1.0
+    assert result["f1_error"] == 0.0
 
 
 def test_stage_one_is_told_from_its_first_and_last_row():
@@ -100,6 +100,6 @@ def test_stage_one_is_told_from_its_first_and_last_row():
         {**common, "w1": 2.0, "fld": 1.9, "held_out_fld": 1.9},
         {**common, "w1": 3.3, "fld": 1.2, "held_out_fld": 1.7},
     ]
-    found = stage_one(log)
-    assert found["w1_ratio"] == pytest.approx(1.1)
-    assert found["fld_drop"] == pytest.approx(0.3)
+    result = stage_one(log)
+    assert result["w1_ratio"] == pytest.approx(1.1)
+    assert result["fld_drop"] == pytest.approx(0.3)

@@ -71,19 +71,21 @@ def test_the_full_scale_has_three_orders_three_seeds_and_everything_that_the_pap
 
 def test_the_suite_of_texts_has_the_rows_and_controls_of_that_of_pictures():
     pictures_, texts = (load_suite(name) for name in NAMES)
-    assert [(one.title, one.rows, [str(c.quantity) for c in one.columns]) for one in pictures_.tables] == [
-        (one.title, one.rows, [str(c.quantity) for c in one.columns]) for one in texts.tables
-    ]
+    assert [
+        (table.title, table.rows, [str(c.quantity) for c in table.columns]) for table in pictures_.tables
+    ] == [(table.title, table.rows, [str(c.quantity) for c in table.columns]) for table in texts.tables]
     assert pictures_.curves == texts.curves
     assert [claim.rule for claim in pictures_.claims] == [claim.rule for claim in texts.claims]
-    kinds = [{case["part"] for case in one.cases(one.scales["quick"].options)} for one in (pictures_, texts)]
+    kinds = [
+        {case["part"] for case in each.cases(each.scales["quick"].options)} for each in (pictures_, texts)
+    ]
     assert kinds == [{"bounds", "continual", "joint"}] * 2
 
 
 def levels_of(table: PaperTable) -> list[Mapping[str, Any]]:
     """Return what the rows select, and what cells of the columns select by themselves."""
     cells = [part for column in table.columns for part in parts_of(column.quantity)]
-    return [*(row.where for row in table.rows), *(one.where for one in cells)]
+    return [*(row.where for row in table.rows), *(each.where for each in cells)]
 
 
 def parts_of(quantity: str | Quantity) -> list[MetricMean]:
@@ -108,8 +110,8 @@ def test_the_unmerged_base_stands_in_every_table_and_curve(name: str):
 
 
 def test_otmf_and_the_sweep_share_a_case_where_both_are_asked_for():
-    made = continual_method("otmf", dict(names.WAYS[OTMF].options))
-    assert made.alpha == names.ALPHA  # type: ignore[attr-defined]
+    output = continual_method("otmf", dict(names.WAYS[OTMF].options))
+    assert output.alpha == names.ALPHA  # type: ignore[attr-defined]
 
     def parts(methods: dict[str, int], alphas: list[float]) -> list[Any]:
         options = {"methods": methods, "joint": [], "alphas": alphas}
@@ -137,13 +139,13 @@ def test_the_base_follows_each_order_as_the_papers_last_head_is_never_tuned():
     orders = [arrivals, arrivals[::-1], [arrivals[1], arrivals[2], arrivals[0]]]
     base = nn.Linear(5, 5, bias=False)
     base.weight.data = torch.eye(5)
-    found = base_by_order(BodyView(base), orders)
-    for order, one in zip(orders, found, strict=True):
+    result = base_by_order(BodyView(base), orders)
+    for order, right in zip(orders, result, strict=True):
         for heads, quality in follow(order, [base] * 3).items():  # all kinds, followed in full
-            assert one[heads]["accuracy"] == pytest.approx(quality.acc)
-            assert one[heads]["backward transfer"] == pytest.approx(quality.bwt)
-    assert len({round(one[names.PAPER]["accuracy"], 9) for one in found}) > 1
-    assert len({round(one[names.TUNED]["accuracy"], 9) for one in found}) == 1
+            assert right[heads]["accuracy"] == pytest.approx(quality.acc)
+            assert right[heads]["backward transfer"] == pytest.approx(quality.bwt)
+    assert len({round(each[names.PAPER]["accuracy"], 9) for each in result}) > 1
+    assert len({round(each[names.TUNED]["accuracy"], 9) for each in result}) == 1
 
 
 @pytest.mark.parametrize("claim", [*ours(), *theirs(), sweep_claim()], ids=lambda claim: claim.text[:40])
@@ -211,15 +213,15 @@ def check(result: SuiteResult, suite: Suite) -> None:
     main = by_name["ACC by kind of head"]
     for row, cells in zip(main.rows, main.cells, strict=True):
         if row in (names.BASE, "average", OTMF, MIX, PAIRED):
-            assert all(one.seeds == 1 and 0 <= (one.mean or 0) <= 100 for one in cells), row
+            assert all(each.seeds == 1 and 0 <= (each.mean or 0) <= 100 for each in cells), row
     base, fixed = main.rows.index(names.BASE), by_name["BWT by kind of head (own heads never change)"]
     assert fixed.cells[base][0].mean == 0.0  # nothing merged, nothing forgotten
     curve = result.curves[0]
     assert curve.x == tuple(result.options["alphas"])
     # the sweep, and the base beside it
-    assert [one.seeds for line in curve.points for one in line] == [1] * 6 * len(curve.x)
+    assert [each.seeds for line in curve.points for each in line] == [1] * 6 * len(curve.x)
     swept, own = by_name["OTMF by α, first order"].cells[-1], main.cells[main.rows.index(OTMF)]
-    assert [one.mean for one in swept[:2]] == [own[1].mean, own[0].mean]  # α = 0.8 is OTMF itself
+    assert [each.mean for each in swept[:2]] == [own[1].mean, own[0].mean]  # α = 0.8 is OTMF itself
     document = html.render(suite_page(suite, result))
     assert "Figures" in document
     assert len(result.dumps()) < 600_000
@@ -249,9 +251,9 @@ def test_a_small_run_on_pictures(tmp_path: Path, data_dir: Path, monkeypatch: py
     joint = next(table for table in result.tables if table.title.startswith("Joint"))
     for row, cells in zip(joint.rows, joint.cells, strict=True):
         if row in ("joint TIES", "joint RegMean"):
-            assert all(one.seeds == 1 for one in cells)
+            assert all(each.seeds == 1 for each in cells)
     drawn = [case.attachments["drawn"] for case in result.cases if case.attachments]
-    assert {len(one["matrix"]["own"]) for one in drawn} == {3}
+    assert {len(each["matrix"]["own"]) for each in drawn} == {3}
 
 
 @pytest.mark.slow

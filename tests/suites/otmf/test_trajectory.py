@@ -29,10 +29,10 @@ WIDTH = 6
 def body(seed: int, noise: float = 0.0) -> nn.Module:
     """A linear body: a turn of the inputs, plus noise."""
     generator = torch.Generator().manual_seed(seed)
-    made = nn.Linear(WIDTH, WIDTH, bias=False)
+    linear = nn.Linear(WIDTH, WIDTH, bias=False)
     turn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=generator))[0]
-    made.weight.data = turn + noise * torch.randn(WIDTH, WIDTH, generator=generator)
-    return made
+    linear.weight.data = turn + noise * torch.randn(WIDTH, WIDTH, generator=generator)
+    return linear
 
 
 def arrival(name: str, seed: int, classes: int = 3) -> TunedTask:
@@ -54,24 +54,24 @@ ARRIVALS = [arrival(name, seed) for seed, name in enumerate(("one", "two", "thre
 
 
 def test_a_body_that_never_changes_forgets_nothing_and_own_heads_score_on_their_own_body():
-    found = follow(ARRIVALS, [ARRIVALS[0].model] * 3, measured="steps")
-    assert set(found) == set(HEADS)
-    assert found[OWN].matrix[2][0] == 1.0
-    assert found[OWN].acc == pytest.approx(sum(found[OWN].matrix[2]) / 3)
-    assert all(found[kind].bwt == 0.0 for kind in (OWN, TUNED, CARRIED, POLISHED, ONCE))
+    result = follow(ARRIVALS, [ARRIVALS[0].model] * 3, measured="steps")
+    assert set(result) == set(HEADS)
+    assert result[OWN].matrix[2][0] == 1.0
+    assert result[OWN].acc == pytest.approx(sum(result[OWN].matrix[2]) / 3)
+    assert all(result[kind].bwt == 0.0 for kind in (OWN, TUNED, CARRIED, POLISHED, ONCE))
 
 
 def test_carried_heads_undo_any_turn_of_the_features_without_labels():
-    found = follow(ARRIVALS, [body(50), body(51), body(52)])
-    assert found[CARRIED].acc > 0.97
-    assert found[OWN].acc < 0.7
-    assert found[ONCE].acc < found[CARRIED].acc
+    result = follow(ARRIVALS, [body(50), body(51), body(52)])
+    assert result[CARRIED].acc > 0.97
+    assert result[OWN].acc < 0.7
+    assert result[ONCE].acc < result[CARRIED].acc
 
 
 def test_the_papers_schedule_tunes_each_head_once_and_never_the_last():
     bodies = [body(50), body(51), body(52)]
-    found = follow(ARRIVALS, bodies, measured="steps")
-    own, paper, tuned = (found[kind].matrix for kind in (OWN, PAPER, TUNED))
+    result = follow(ARRIVALS, bodies, measured="steps")
+    own, paper, tuned = (result[kind].matrix for kind in (OWN, PAPER, TUNED))
     assert [paper[step][step] for step in range(3)] == [own[step][step] for step in range(3)]
     assert paper[1][0] == tuned[1][0]  # just tuned
     features = encode(bodies[1], ARRIVALS[0].known.inputs)
@@ -82,16 +82,16 @@ def test_the_papers_schedule_tunes_each_head_once_and_never_the_last():
 
 def test_heads_carried_once_are_those_of_the_arrival():
     bodies = [body(50), body(51), body(52)]
-    found = follow(ARRIVALS, bodies, measured="steps")
-    once, carried = found[ONCE].matrix, found[CARRIED].matrix
+    result = follow(ARRIVALS, bodies, measured="steps")
+    once, carried = result[ONCE].matrix, result[CARRIED].matrix
     assert [once[step][step] for step in range(3)] == [carried[step][step] for step in range(3)]
 
 
 def test_bwt_is_the_mean_change_since_arrival_over_all_tasks_but_the_last():
-    found = follow(ARRIVALS, [body(50), body(51), body(52)])[OWN]
-    changes = [found.matrix[2][task] - found.matrix[task][task] for task in range(2)]
-    assert found.bwt == pytest.approx(sum(changes) / 2)
-    assert math.isnan(found.matrix[1][0])  # only arrivals and the end are measured unless asked
+    result = follow(ARRIVALS, [body(50), body(51), body(52)])[OWN]
+    changes = [result.matrix[2][task] - result.matrix[task][task] for task in range(2)]
+    assert result.bwt == pytest.approx(sum(changes) / 2)
+    assert math.isnan(result.matrix[1][0])  # only arrivals and the end are measured unless asked
 
 
 def test_the_shift_of_the_tasks_own_body_is_zero():
@@ -129,21 +129,21 @@ class Counted(nn.Linear):
 
 
 def counted() -> Counted:
-    made = Counted(WIDTH, WIDTH, bias=False)
-    made.load_state_dict(body(50).state_dict())
-    return made
+    output = Counted(WIDTH, WIDTH, bias=False)
+    output.load_state_dict(body(50).state_dict())
+    return output
 
 
 def test_a_view_reads_each_input_once_whatever_is_asked_of_it():
-    one, inputs = counted(), sum(len(each.known.inputs) + len(each.test) for each in ARRIVALS)
-    view = BodyView(one)
+    result, inputs = counted(), sum(len(each.known.inputs) + len(each.test) for each in ARRIVALS)
+    view = BodyView(result)
     follow(ARRIVALS, [view] * 3, measured="steps")
-    assert one.rows == inputs
+    assert result.rows == inputs
     final_accuracies(ARRIVALS, view)
     label_head_accuracies(ARRIVALS, view)
     few_accuracies(ARRIVALS, view)
     mean_shift(ARRIVALS, view)
-    assert one.rows == inputs
+    assert result.rows == inputs
 
 
 def test_a_view_gives_what_reading_and_fitting_anew_gives():
@@ -160,6 +160,6 @@ def test_measured_in_the_end_the_accuracies_are_those_of_the_whole_way():
     bodies = [body(50), body(51), body(52)]
     whole, last = followed(ARRIVALS, bodies)
     end = follow(ARRIVALS, bodies, measured="end", kinds=(OWN, PAPER, CARRIED, ONCE))
-    assert {kind: one.acc for kind, one in end.items()} == {kind: whole[kind].acc for kind in end}
-    assert all(math.isnan(one.bwt) for one in end.values())
+    assert {kind: each.acc for kind, each in end.items()} == {kind: whole[kind].acc for kind in end}
+    assert all(math.isnan(each.bwt) for each in end.values())
     assert last.body is bodies[-1]

@@ -106,15 +106,15 @@ class Hub:
         from transformers import PreTrainedTokenizerFast
 
         vocabulary = {word: row for row, word in enumerate([*SPECIAL, *WORDS, LAST])}
-        made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
-        made.post_processor = processors.TemplateProcessing(
+        output = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        output.pre_tokenizer = pre_tokenizers.Whitespace()
+        output.post_processor = processors.TemplateProcessing(
             single=f"<s> $A {LAST}",
             pair=f"<s> $A {LAST} $B {LAST}",
             special_tokens=[("<s>", 2), (LAST, len(vocabulary) - 1)],
         )
         PreTrainedTokenizerFast(
-            tokenizer_object=made,
+            tokenizer_object=output,
             pad_token="<pad>",
             unk_token="<unk>",
             bos_token="<s>",
@@ -157,8 +157,8 @@ class Hub:
         for split, count in rows.items():
             labels = np.arange(count) % len(classes)
             pictures = [
-                {"bytes": picture(random, colours[one % len(colours)]), "path": f"{row}.png"}
-                for row, one in enumerate(labels)
+                {"bytes": picture(random, colours[each % len(colours)]), "path": f"{row}.png"}
+                for row, each in enumerate(labels)
             ]
             columns = {image: pictures, label: labels.tolist()}
             names = {label: classes}

@@ -32,7 +32,7 @@ def test_a_page_says_where_its_paper_cannot_be_right(name: str):
 
 def test_a_paper_of_two_suites_is_commented_on_once():
     names = ("otmf-clip", "otmf-flan-t5", "irp-table2", "shared-geometry")
-    titles = [one.title for one in note_sections(load_suite(name).paper for name in names)]
+    titles = [note_section.title for note_section in note_sections(load_suite(name).paper for name in names)]
     assert [title.split("“")[1][:7] for title in titles] == ["Merging", "Latent "]
 
 
@@ -59,11 +59,11 @@ def test_all_that_is_missing_is_listed_and_the_exit_code_is_2(hub, capsys, monke
     with pytest.raises(SystemExit) as left:
         main(["bench", name, "--scale", "paper"])
     assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert f"error: {name}: " in said
+    err = capsys.readouterr().err
+    assert f"error: {name}: " in err
     for need in load_suite(name).needs_at("paper"):
         if need.kind != "library":
-            assert f"\n  {need.kind:8}{need.name} ({need.source})" in said
+            assert f"\n  {need.kind:8}{need.name} ({need.source})" in err
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -75,7 +75,7 @@ def test_the_papers_figures_are_numbers_of_its_own_table(name: str):
             continue
         each = names[: names.index("mean")]
         for row in table.rows:
-            values = [table.paper.get((row.name, one)) for one in each]
+            values = [table.paper.get((row.name, entry)) for entry in each]
             mean = table.paper.get((row.name, "mean"))
             if mean is not None and None not in values and (name, row.name) not in SLIPS:
                 assert sum(values) / len(values) == pytest.approx(mean, abs=0.12), (table.title, row.name)

@@ -14,16 +14,22 @@ from transship_suites.otmf_clip import BACKBONES, COUNTS, METHODS, suite
 
 def write_sets(hub, names, rows):
     for name in names:
-        one = IMAGE_SETS[name]
-        plain = one.hub.partition("@")[0]
-        layout = one.layout.replace("SPLIT-*", "SPLIT-00000-of-00001").replace("/*.parquet", "/0000.parquet")
-        classes = ["red", "green"] if one.names else hub.colours[:2]
+        result = IMAGE_SETS[name]
+        plain = result.hub.partition("@")[0]
+        layout = result.layout.replace("SPLIT-*", "SPLIT-00000-of-00001").replace(
+            "/*.parquet", "/0000.parquet"
+        )
+        classes = ["red", "green"] if result.names else hub.colours[:2]
         held = {
-            "validation" if split == "test" and one.test == "validation" else split: n
+            "validation" if split == "test" and result.test == "validation" else split: n
             for split, n in rows.items()
         }
         hub.pictures(
-            f"{plain}/{layout}", classes, rows=held, image=one.image or "image", label=one.label or "label"
+            f"{plain}/{layout}",
+            classes,
+            rows=held,
+            image=result.image or "image",
+            label=result.label or "label",
         )
 
 
@@ -80,7 +86,11 @@ def test_the_suite_merges_tiny_towers_and_prints_the_papers_figures(hub):
     rows = dict(zip(second.rows, second.cells, strict=True))
     assert {INDIVIDUAL, "joint Fisher", "average", OTMF} <= set(rows)
     assert all(cell.seeds == 3 for cell in rows["joint Fisher"])
-    own = [one.metrics for one in result.measurements if one.factors.get("method") == INDIVIDUAL]
+    own = [
+        measurement.metrics
+        for measurement in result.measurements
+        if measurement.factors.get("method") == INDIVIDUAL
+    ]
     tasks = [metrics["accuracy of the task"] for metrics in own if "accuracy of the task" in metrics]
     means = [metrics["accuracy"] for metrics in own if "accuracy" in metrics]
     assert abs(sum(tasks) / len(tasks) - sum(means) / len(means)) < 1e-9

@@ -43,7 +43,7 @@ def write(hub, tasks):
             for parameter in tuned.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter) * parameter.abs().mean())
         hub.model(OPTIONS["tuned"].format(task=task), tuned, words=True)
-    texts = [f"a {one} question" for one in hub.colours] * 2
+    texts = [f"a {colour} question" for colour in hub.colours] * 2
     columns = {
         "cola": {"sentence": texts},
         "mnli": {"premise": texts, "hypothesis": texts},

@@ -52,18 +52,18 @@ def write_equations(hub, names):
         file.parent.mkdir(parents=True, exist_ok=True)
         frames = random.normal(size=(30, 31, 64)).astype("f4")
         planes = random.normal(size=(30, 1, 32, 32)).astype("f4")
-        with h5py.File(file, "w") as made:
+        with h5py.File(file, "w") as output:
             if about["form"] == "tensor":
-                made["tensor"] = frames
+                output["tensor"] = frames
             elif about["form"] == "fields":
                 for place, key in enumerate(about["fields"]):
-                    made[key] = frames + place
+                    output[key] = frames + place
             elif about["form"] == "darcy":
-                made["nu"], made["tensor"] = planes[:, 0], planes
+                output["nu"], output["tensor"] = planes[:, 0], planes
             else:
                 for row in range(30):
                     shape = (31, 16, 16, 2) if name.endswith("2D") else (31, 64, 1)
-                    made[f"{row:04d}/data"] = np.full(shape, row, "f4") + np.arange(shape[-1])
+                    output[f"{row:04d}/data"] = np.full(shape, row, "f4") + np.arange(shape[-1])
 
 
 def test_every_form_of_pdebench_gives_first_and_late_frames(hub):
@@ -71,10 +71,10 @@ def test_every_form_of_pdebench_gives_first_and_late_frames(hub):
 
     names = ("Advection", "Navier-Stokes", "Darcy", "Diffusion-reaction 2D", "Diffusion-reaction 1D")
     write_equations(hub, names)
-    found = {
+    by_name = {
         name: _frames(hub.data / "pdebench" / EQUATIONS[name]["file"], EQUATIONS[name]) for name in names
     }
-    shapes = {name: (x.shape[1:], y.shape[1:]) for name, (x, y) in found.items()}
+    shapes = {name: (x.shape[1:], y.shape[1:]) for name, (x, y) in by_name.items()}
     assert shapes == {
         "Advection": ((1, 16), (16,)),
         "Navier-Stokes": ((1, 192), (192,)),
@@ -82,9 +82,9 @@ def test_every_form_of_pdebench_gives_first_and_late_frames(hub):
         "Diffusion-reaction 2D": ((1, 16, 16), (16, 16)),
         "Diffusion-reaction 1D": ((1, 64), (64,)),
     }
-    inputs, outputs = found["Diffusion-reaction 2D"]
+    inputs, outputs = by_name["Diffusion-reaction 2D"]
     np.testing.assert_array_equal(inputs[:, 0] + 1, outputs)  # u(0) in, v(T) out
-    inputs, outputs = found["Navier-Stokes"]
+    inputs, outputs = by_name["Navier-Stokes"]
     np.testing.assert_allclose(outputs[:, 64:128] - outputs[:, :64], 1.0, atol=1e-5)
 
 

@@ -71,12 +71,12 @@ def open_clip(hub, name: str) -> OpenClip:
     from safetensors.torch import save_file
 
     torch.manual_seed(5)
-    made, folder = OpenClip().eval(), hub.models / name
+    output, folder = OpenClip().eval(), hub.models / name
     folder.mkdir(parents=True)
-    save_file(made.state_dict(), folder / "open_clip_model.safetensors")
+    save_file(output.state_dict(), folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": WIDE}))
     hub.tokenizer(folder)
-    return made
+    return output
 
 
 def test_a_model_of_open_clip_says_the_same_in_transformers(hub):
@@ -85,8 +85,8 @@ def test_a_model_of_open_clip_says_the_same_in_transformers(hub):
     theirs, ours = open_clip(hub, "some/wide"), load_clip("some/wide")
     pixels = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
-        found = ours.model.get_image_features(pixel_values=pixels).pooler_output
-        torch.testing.assert_close(found, theirs.image(pixels), rtol=1e-4, atol=1e-5)
+        pooler_output = ours.model.get_image_features(pixel_values=pixels).pooler_output
+        torch.testing.assert_close(pooler_output, theirs.image(pixels), rtol=1e-4, atol=1e-5)
         batch = ours.preprocess(["a photo of the red", "a photo"])
         assert batch.inputs["input_ids"].max() == len([*hub.special, *hub.words])  # the last token's id
         torch.testing.assert_close(ours.run(batch).pooler_output, theirs.text(batch.inputs["input_ids"]))
@@ -100,8 +100,8 @@ def test_the_suite_runs_on_tiny_models_and_prints_the_papers_figures(hub):
     for seed, (name, blocks) in enumerate(
         {"B/16 LAION-2B": 1, "B/16 DataComp-XL": 1, "L/14 DataComp-XL": 2}.items()
     ):
-        made = hub.clip_model(16 * blocks, blocks, seed=seed)
-        hub.model(MODELS[name], made, words=True, images=16)
+        clip_model = hub.clip_model(16 * blocks, blocks, seed=seed)
+        hub.model(MODELS[name], clip_model, words=True, images=16)
     rows = {"train": 90, "test": 24}
     hub.pictures("tanganke/dtd/data/SPLIT-00000-of-00001.parquet", hub.colours[:3], rows=rows)
     parts = {name: dict(part) for name, part in PARTS.items()}
@@ -137,5 +137,5 @@ def test_the_suite_runs_on_tiny_models_and_prints_the_papers_figures(hub):
     assert verdicts["Table 1 (+0.16)"].verdict == "undecided"  # random-aligned was not run
     assert verdicts["Table 4 (+6.61)"].verdict in ("confirmed", "refuted", "undecided")
     assert len(verdicts["Table 4 (+6.61)"].per_seed) == verdicts["Table 4 (+6.61)"].spread.seeds == 3
-    assert np.isfinite([one.seconds for one in result.cases]).all()
+    assert np.isfinite([case.seconds for case in result.cases]).all()
     assert result.options["tuning"] == tuning

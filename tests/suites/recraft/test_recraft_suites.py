@@ -69,17 +69,17 @@ def test_the_full_scale_has_every_row():
 def test_the_full_scale_has_every_row_with_five_seeds_on_few_and_on_all_rows():
     full = load_suite("recraft-series").scales["full"]
     assert full.seeds == full.options["seeds"] == 5
-    found: dict[tuple[str, int | None], set[str]] = {}
+    by_name: dict[tuple[str, int | None], set[str]] = {}
     for variant, own in full.options["variants"].items():
         assert not {"seeds", "part_seeds"} & set(own)
         for task in own["tasks"] if variant not in (worth.VARIANT, "second") else ():
-            found.setdefault((task, own["rows"]), set()).update(own["backbones"]["minilm-l6"])
-    assert set(found) == {
+            by_name.setdefault((task, own["rows"]), set()).update(own["backbones"]["minilm-l6"])
+    assert set(by_name) == {
         *((name, size) for name in UCR for size in (300, None)),
         *((name, 200) for name in FIELDS),
         ("waves", 300),
     }
-    assert all(parts == {*CORE, *OTHERS} for parts in found.values())
+    assert all(parts == {*CORE, *OTHERS} for parts in by_name.values())
 
 
 def test_nft_at_equal_time_has_more_of_whatever_the_budget_counts():
@@ -100,20 +100,20 @@ def test_every_claim_has_a_value_in_every_seed_of_the_full_scale(monkeypatch, tm
     monkeypatch.setattr(measure, "measured", stood_in)
     monkeypatch.setattr(measure, "series_task", lambda *arguments, **options: None)
     suite = load_suite("recraft-series")
-    options, found = suite.scales["full"].options, []
+    options, entries = suite.scales["full"].options, []
     for factors in suite.cases(options):
         for seed in range(5):
             case = Case(factors, seed)
             context = Context(suite.name, case, options, Cache(tmp_path))
-            for one in suite.run(case, context):
-                found.append(Measurement({**factors, **one.factors}, one.metrics, seed))
+            for each in suite.run(case, context):
+                entries.append(Measurement({**factors, **each.factors}, each.metrics, seed))
     for claim in suite.claims:
-        assert None not in judge(claim, found, range(5)).per_seed, claim.text
+        assert None not in judge(claim, entries, range(5)).per_seed, claim.text
     shown = {row.name for row in worth.table_rows()}
     assert len(shown) == len(worth.table_rows())
     for row in worth.table_rows():
         for column in worth.table_columns()[2:4]:
-            assert None not in column.within(row).per_seed(found, range(5)), row.name
+            assert None not in column.within(row).per_seed(entries, range(5)), row.name
 
 
 def test_the_seeds_of_the_question_take_its_series_in_turn(monkeypatch, tmp_path):
@@ -130,7 +130,7 @@ def test_the_seeds_of_the_question_take_its_series_in_turn(monkeypatch, tmp_path
             if task == "waves" or seed % 2:  # generated: no data set is needed
                 seen += list(suite.run(case, Context(suite.name, case, options, Cache(tmp_path))))
         expected = [({"method": "waves", "rows": worth.MORE})] if seed % 2 else []
-        assert [dict(one.factors) for one in seen] == expected
+        assert [dict(each.factors) for each in seen] == expected
 
 
 def test_methods_of_the_rows_exist():
@@ -143,8 +143,8 @@ def test_the_raw_part_of_a_case_runs_without_a_model(tmp_path):
     suite = load_suite("recraft-series")
     case = Case({"variant": "low", "task": "waves", "backbone": "none", "part": "raw"}, 0)
     context = Context(suite.name, case, suite.scales["quick"].options, Cache(tmp_path))
-    found = {one.factors["method"]: one.metrics["accuracy"] for one in suite.run(case, context)}
-    assert found["rocket"] > max(found["logistic"], found["ridge"], found["constant"])
+    by_name = {each.factors["method"]: each.metrics["accuracy"] for each in suite.run(case, context)}
+    assert by_name["rocket"] > max(by_name["logistic"], by_name["ridge"], by_name["constant"])
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_a_case_of_the_series_suite_adapts_a_real_encoder(tmp_path, minilm):
     own |= {"rows": 40, "test": 20, "settings": {**own["settings"], "epochs": 1}}
     case = Case({"variant": "low", "task": "waves", "backbone": str(minilm), "part": "nft"}, 0)
     context = Context(suite.name, case, {"seeds": 1, "variants": {"low": own}}, Cache(tmp_path))
-    (found,) = suite.run(case, context)
-    assert found.factors["method"] == "nft"
-    assert 0 <= found.metrics["accuracy"] <= 1
-    assert found.metrics["stage2_seconds"] > 0
+    (result,) = suite.run(case, context)
+    assert result.factors["method"] == "nft"
+    assert 0 <= result.metrics["accuracy"] <= 1
+    assert result.metrics["stage2_seconds"] > 0

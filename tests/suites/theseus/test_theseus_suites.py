@@ -49,8 +49,8 @@ def claimed(suite: Suite) -> list[MetricMean]:
 def measured_by(suite_name: str, factors: dict, options: dict, cache) -> list[Measurement]:
     """What a case of a suite measures, with its own factors as the runner adds them."""
     suite, case = load_suite(suite_name), Case(factors, 0)
-    found = suite.run(case, Context(suite_name, case, options, Cache(cache)))
-    return [Measurement({**factors, **one.factors}, one.metrics) for one in found]
+    result = suite.run(case, Context(suite_name, case, options, Cache(cache)))
+    return [Measurement({**factors, **each.factors}, each.metrics) for each in result]
 
 
 def missing_cells(suite: Suite, found: list[Measurement], belongs) -> list[str]:
@@ -65,7 +65,7 @@ def missing_cells(suite: Suite, found: list[Measurement], belongs) -> list[str]:
     ]
     assert wanted, "no table shows this case"
     wanted += [cell for cell in claimed(suite) if belongs(cell.where)]
-    return [str(one) for one in wanted if one.per_seed(found, [0]) == [None]]
+    return [str(each) for each in wanted if each.per_seed(found, [0]) == [None]]
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,8 @@ def trained(tmp_path_factory):
 def test_a_part_of_theseus_width_measures_every_row_claim_and_curve_of_it(few_pictures, trained, part):
     suite = load_suite("theseus-width")
     options = {**suite.scales["full"].options, **FEW_STEPS}
-    found = measured_by("theseus-width", {"part": part, "task": "rotation"}, options, trained)
-    assert not missing_cells(suite, found, lambda where: where["part"] == part)
+    measured = measured_by("theseus-width", {"part": part, "task": "rotation"}, options, trained)
+    assert not missing_cells(suite, measured, lambda where: where["part"] == part)
     for curve in suite.curves:
         if curve.quantity.where["part"] != part:
             continue
@@ -88,8 +88,8 @@ def test_a_part_of_theseus_width_measures_every_row_claim_and_curve_of_it(few_pi
         assert len(levels) > 2
         for line in curve.lines:
             for level in levels:
-                one = curve.quantity.within({**line.where, curve.x: level})
-                assert one.per_seed(found, [0]) != [None], str(one)
+                quantity = curve.quantity.within({**line.where, curve.x: level})
+                assert quantity.per_seed(measured, [0]) != [None], str(quantity)
 
 
 def test_the_parts_of_theseus_width_are_all_run_and_its_claims_rest_on_what_quick_runs():
@@ -172,10 +172,10 @@ def columns_filled_by(method: str, table: PaperTable) -> set[str]:
 def test_the_cases_of_theseus_text_measure_every_row_and_claim(small_encoders, tmp_path):
     suite = load_suite("theseus-text")
     options = suite.scales["full"].options
-    found = [
-        one
+    entries = [
+        each
         for case in suite.cases(options)
-        for one in measured_by("theseus-text", dict(case), dict(options), tmp_path / "cache")
+        for each in measured_by("theseus-text", dict(case), dict(options), tmp_path / "cache")
     ]
     missing = [
         f"{table.title}, {row.name}: {column.name}"
@@ -183,9 +183,9 @@ def test_the_cases_of_theseus_text_measure_every_row_and_claim(small_encoders, t
         for row in table.rows
         for column in table.columns
         if column.name in columns_filled_by(str(row.where["method"]), table)
-        and column.within(row).per_seed(found, [0]) == [None]
+        and column.within(row).per_seed(entries, [0]) == [None]
     ]
-    missing += [str(cell) for cell in claimed(suite) if cell.per_seed(found, [0]) == [None]]
+    missing += [str(cell) for cell in claimed(suite) if cell.per_seed(entries, [0]) == [None]]
     assert not missing
 
 

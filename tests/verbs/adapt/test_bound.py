@@ -166,9 +166,9 @@ def world(seed: int) -> dict[str, float]:
 def test_theorem_7_holds_in_random_finite_worlds():
     gaps = []
     for seed in range(250):
-        found = world(seed)
-        target = found.pop("err_target")
-        gaps.append(sum(found.values()) - target)
+        result = world(seed)
+        target = result.pop("err_target")
+        gaps.append(sum(result.values()) - target)
     assert min(gaps) > -1e-9
     assert np.mean(gaps) < 2.0  # and it is no empty statement
 
@@ -200,20 +200,20 @@ def arrays(rows: int = 120, classes: int = 3, seed: int = 0) -> dict:
 
 def test_terms_are_what_they_say():
     terms = arrays()
-    found = bound_of(**terms)
-    assert found.err_target == pytest.approx(
+    bound = bound_of(**terms)
+    assert bound.err_target == pytest.approx(
         -np.log(terms["predicted"][np.arange(120), terms["codes"]]).mean()
     )
-    assert found.alignment == pytest.approx(0.3 * found.distance)
-    assert found.total == pytest.approx(0.7 + found.alignment + found.distortion + found.fitting)
-    assert found.lipschitz == pytest.approx(np.quantile(terms["norms"], 0.99))
-    assert found.distortion_least <= found.distortion_greedy <= found.distortion_least + np.log(2) + 1.5
-    assert found.distortion <= found.entropy_target + 1e-9
+    assert bound.alignment == pytest.approx(0.3 * bound.distance)
+    assert bound.total == pytest.approx(0.7 + bound.alignment + bound.distortion + bound.fitting)
+    assert bound.lipschitz == pytest.approx(np.quantile(terms["norms"], 0.99))
+    assert bound.distortion_least <= bound.distortion_greedy <= bound.distortion_least + np.log(2) + 1.5
+    assert bound.distortion <= bound.entropy_target + 1e-9
     assert (
-        found.distance > found.distance_source
+        bound.distance > bound.distance_source
     )  # features of other places lie further than source from source
-    assert found.holds == (found.err_target <= found.total)
-    assert sum(found.bars().values()) == pytest.approx(found.total)
+    assert bound.holds == (bound.err_target <= bound.total)
+    assert sum(bound.bars().values()) == pytest.approx(bound.total)
 
 
 def test_a_near_feature_counts_and_no_row_is_one_hot():
@@ -293,7 +293,7 @@ def rows_of_a_world(seed: int) -> tuple[Bound, dict[str, float]]:
     omega = max(
         abs(a - b) / np.linalg.norm(x - y) for x, a in ends for y, b in ends if np.linalg.norm(x - y) > 1e-9
     )
-    found = bound_of(
+    bound = bound_of(
         err_source=float(np.mean(losses)),
         omega=float(omega),
         norms=np.array([omega]),
@@ -312,15 +312,17 @@ def rows_of_a_world(seed: int) -> tuple[Bound, dict[str, float]]:
         "fitting": float(np.mean((wanted * np.log(wanted / predictor)).sum(1))),
         "err_target": float(-np.mean((wanted * np.log(predictor)).sum(1))),
     }
-    return found, expected
+    return bound, expected
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_theorem_7_holds_in_finite_worlds_with_the_terms_that_are_reported(seed: int):
-    found, expected = rows_of_a_world(seed)
-    assert found.distortion == pytest.approx(expected["distortion"], abs=1e-9)
-    assert found.err_target == pytest.approx(expected["err_target"], abs=1e-9)
-    assert found.fitting == pytest.approx(expected["fitting"], abs=0.02)  # a pseudo-count of labels is spread
-    assert found.holds
-    assert found.err_target <= found.total_greedy + 0.02
-    assert found.distortion_least - 1e-9 <= found.distortion_greedy <= found.distortion + math.log(2)
+    result, expected = rows_of_a_world(seed)
+    assert result.distortion == pytest.approx(expected["distortion"], abs=1e-9)
+    assert result.err_target == pytest.approx(expected["err_target"], abs=1e-9)
+    assert result.fitting == pytest.approx(
+        expected["fitting"], abs=0.02
+    )  # a pseudo-count of labels is spread
+    assert result.holds
+    assert result.err_target <= result.total_greedy + 0.02
+    assert result.distortion_least - 1e-9 <= result.distortion_greedy <= result.distortion + math.log(2)

@@ -77,7 +77,7 @@ def test_a_model_comes_back_from_its_folder_as_it_was(
     np.testing.assert_array_equal(again.predict(waves[0]), model.predict(waves[0]))
     card = json.loads((tmp_path / "model" / "transship.json").read_text())
     assert card["verb"] == "adapt"
-    assert {one["role"] for one in card["inputs"]} >= {"backbone", "data"}
+    assert {row["role"] for row in card["inputs"]} >= {"backbone", "data"}
     assert "validation error" in card["metrics"]
 
 

@@ -71,22 +71,24 @@ def test_vision_backbones_take_fields(name: str, task: str, tmp_path: Path):
         device="cpu",
         method_options={"fa_steps": 3, "fld_steps": 3},
     ).fit(fields, wanted)
-    made = fitted.predict(fields)
-    assert made.shape == wanted.shape
+    predictions = fitted.predict(fields)
+    assert predictions.shape == wanted.shape
     assert fitted.source_ is not None
     assert fitted.source_.accuracy > 0.7
     probabilities = fitted.source_probabilities(fields)
     np.testing.assert_allclose(probabilities.sum(1), 1.0, atol=1e-5)
     fitted.save(tmp_path / "model")
-    np.testing.assert_allclose(load_adapted(tmp_path / "model").predict(fields[:4]), made[:4], rtol=1e-5)
+    np.testing.assert_allclose(
+        load_adapted(tmp_path / "model").predict(fields[:4]), predictions[:4], rtol=1e-5
+    )
 
 
 def test_the_same_numbers_in_bfloat16_are_near_and_the_precision_may_change_between_fits(
     quick: dict[str, Any], waves: Any
 ):
-    made = [
+    probabilities = [
         Recraft(**quick | {"steps": 4}, method="nft", precision=precision).fit(*waves).predict_proba(waves[0])
         for precision in ("no", "bf16", "no")
     ]
-    np.testing.assert_array_equal(made[0], made[2])
-    assert 0 < np.abs(made[0] - made[1]).max() < 0.2
+    np.testing.assert_array_equal(probabilities[0], probabilities[2])
+    assert 0 < np.abs(probabilities[0] - probabilities[1]).max() < 0.2

@@ -135,8 +135,8 @@ class Layer(nn.Module):
         self.out = nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        made: Tensor = inputs + self.out(torch.tanh(self.left(inputs)) * torch.sigmoid(self.right(inputs)))
-        return made
+        value: Tensor = inputs + self.out(torch.tanh(self.left(inputs)) * torch.sigmoid(self.right(inputs)))
+        return value
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def network() -> Net:
 @pytest.fixture
 def fine_tunes(network: Net) -> dict[str, dict[str, Tensor]]:
     """Three fine-tunes with heads of 2, 3 and 4 classes."""
-    found = {}
+    by_name = {}
     for number, name in enumerate(("a", "b", "c")):
         generator = torch.Generator().manual_seed(10 + number)
         state = {
@@ -157,19 +157,19 @@ def fine_tunes(network: Net) -> dict[str, dict[str, Tensor]]:
         }
         state["head.weight"] = torch.randn(2 + number, WIDTH, generator=generator)
         state["head.bias"] = torch.randn(2 + number, generator=generator)
-        found[name] = state
-    return found
+        by_name[name] = state
+    return by_name
 
 
 @pytest.fixture
 def inputs() -> dict[str, Tensor]:
     """Inputs of each task, of different spread in every direction."""
-    found = {}
+    by_name = {}
     for number, name in enumerate(("a", "b", "c")):
         generator = torch.Generator().manual_seed(20 + number)
         spread = torch.rand(WIDTH, generator=generator) * 2 + 0.1
-        found[name] = torch.randn(INPUTS, WIDTH, generator=generator) * spread + number
-    return found
+        by_name[name] = torch.randn(INPUTS, WIDTH, generator=generator) * spread + number
+    return by_name
 
 
 @pytest.fixture
@@ -181,11 +181,11 @@ def origin(network: Net) -> ModuleOrigin:
 def tasks(
     origin: ModuleOrigin, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
 ) -> dict[str, JointTask]:
-    found = {}
+    by_name = {}
     for name, state in fine_tunes.items():
         arrival = origin.admit(state, name)
-        found[name] = JointTask(arrival.update, arrival.model.over(inputs[name]))
-    return found
+        by_name[name] = JointTask(arrival.update, arrival.model.over(inputs[name]))
+    return by_name
 
 
 @pytest.fixture

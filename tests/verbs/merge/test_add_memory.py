@@ -53,10 +53,10 @@ def test_neither_the_step_nor_the_command_grows_with_twenty_tasks(
     method: str, options: dict[str, int], heads: str, tmp_path: Path
 ):
     arguments = [str(tmp_path), method, json.dumps(options), heads]
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", TWENTY, *arguments], capture_output=True, text=True, check=True
     )
-    steps = [tuple(map(int, line.split())) for line in found.stdout.splitlines()]
+    steps = [tuple(map(int, line.split())) for line in result.stdout.splitlines()]
     assert len(steps) == 20
     for peaks in zip(*steps, strict=True):
         # a model that stayed would be 1.2 MB each, 14 MB in all

@@ -24,23 +24,23 @@ Make = Callable[..., None]
 def recipe(
     method: str = "linear", *, models: str = "ab", base: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"merge_method": method, "models": [{"model": name} for name in models], **more}
+    fields: dict[str, Any] = {"merge_method": method, "models": [{"model": name} for name in models], **more}
     if base is not None:
-        found["base_model"] = base
+        fields["base_model"] = base
     if method in ("linear", "ties", "task_arithmetic", "dare_linear") and "parameters" not in more:
-        found["parameters"] = {"weight": 0.5}
-    return found
+        fields["parameters"] = {"weight": 0.5}
+    return fields
 
 
 def test_a_merge_is_the_dense_formula_on_every_tensor_and_rounds_once(toys: Make, tmp_path: Path):
     out = merge(recipe(out_dtype="bfloat16")).save(tmp_path / "out")
-    with checkpoints.open("a") as a, checkpoints.open("b") as b, checkpoints.open(out) as found:
-        assert set(found.tensors) == set(a.tensors)
+    with checkpoints.open("a") as a, checkpoints.open("b") as b, checkpoints.open(out) as checkpoint:
+        assert set(checkpoint.tensors) == set(a.tensors)
         for name in a.tensors:
             expected = (a.read(name) * np.float32(0.5) + b.read(name) * np.float32(0.5)) / np.float32(1.0)
-            assert found.info(name).dtype == "bfloat16"
+            assert checkpoint.info(name).dtype == "bfloat16"
             rounded = checkpoints.widen(checkpoints.narrow(expected, "bfloat16"), "bfloat16")
-            np.testing.assert_array_equal(found.read(name).ravel(), rounded)
+            np.testing.assert_array_equal(checkpoint.read(name).ravel(), rounded)
 
 
 def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(toys: Make, tmp_path: Path):
@@ -59,9 +59,9 @@ def test_a_tensor_does_not_depend_on_what_was_made_before(toys: Make):
 
 
 def test_parameters_take_their_place_in_depth_and_the_head_of_the_list_around_the_layers(toys: Make):
-    found = plan(recipe("task_arithmetic", base="base", parameters={"weight": [0.0, 1.0]}))
-    assert isinstance(found, MergePlan)
-    weights = {step.name: step.values["weight"][0] for step in found.steps}
+    result = plan(recipe("task_arithmetic", base="base", parameters={"weight": [0.0, 1.0]}))
+    assert isinstance(result, MergePlan)
+    weights = {step.name: step.values["weight"][0] for step in result.steps}
     assert weights["layers.0.mlp.weight"] == 0.0
     assert weights["layers.1.mlp.weight"] == 1.0
     assert weights["embed.weight"] == weights["norm.weight"] == 0.0
@@ -77,13 +77,13 @@ slices:
 parameters:
   normalize: [{filter: layers.0., value: false}]
 """
-    found = plan(text)
-    assert isinstance(found, MergePlan)
-    step = next(step for step in found.steps if step.name == "layers.0.mlp.weight")
+    result = plan(text)
+    assert isinstance(result, MergePlan)
+    step = next(step for step in result.steps if step.name == "layers.0.mlp.weight")
     assert step.values["weight"] == (0.25, 0.5)
     assert step.method is not None
     assert step.method.normalize is False  # type: ignore[attr-defined]
-    assert found.config["num_hidden_layers"] == 1
+    assert result.config["num_hidden_layers"] == 1
 
 
 def test_a_plan_reads_no_weights_and_names_every_tensor(toys: Make, monkeypatch: pytest.MonkeyPatch):
@@ -91,21 +91,21 @@ def test_a_plan_reads_no_weights_and_names_every_tensor(toys: Make, monkeypatch:
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(checkpoints.WeightFile, "raw", refuse)
-    found = plan(recipe("ties", base="base"))
-    assert isinstance(found, MergePlan)
-    data = json_document(found.page())
-    assert {one["name"] for one in data["tensors"]} == {"embed.weight", "norm.weight"} | {
+    result = plan(recipe("ties", base="base"))
+    assert isinstance(result, MergePlan)
+    data = json_document(result.page())
+    assert {tensor["name"] for tensor in data["tensors"]} == {"embed.weight", "norm.weight"} | {
         f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("attn", "mlp")
     }
     assert data["bytes_written"] == 4 * (9 * 6 + 6 + 4 * 36)
     assert data["bytes_read"] == 3 * data["bytes_written"]
-    assert found.page().title == "ties of a, b, base"
+    assert result.page().title == "ties of a, b, base"
 
 
 def test_the_config_comes_from_the_base_or_else_from_the_first_model(toys: Make, safetensors_models: Make):
     for name in ("base", "a"):
-        with checkpoints.open(name) as one:
-            arrays = {key: np.array(one.read(key)) for key in one.tensors}
+        with checkpoints.open(name) as checkpoint:
+            arrays = {key: np.array(checkpoint.read(key)) for key in checkpoint.tensors}
         safetensors_models(name, arrays, num_hidden_layers=2, mark=name)
     assert plan(recipe(models="ab")).config["mark"] == "a"  # type: ignore[union-attr]
     assert plan(recipe("ties", base="base")).config["mark"] == "base"  # type: ignore[union-attr]
@@ -121,8 +121,8 @@ def test_mixed_dtypes_are_promoted(toys: Make, layered: Any, safetensors_models:
         (("half", "half"), "float16"),
         (("half", "a"), "float32"),
     ):
-        found = plan({**given, "models": [{"model": name} for name in names]})
-        assert {step.dtype for step in found.steps} == {dtype}  # type: ignore[union-attr]
+        result = plan({**given, "models": [{"model": name} for name in names]})
+        assert {step.dtype for step in result.steps} == {dtype}  # type: ignore[union-attr]
 
 
 def test_integers_are_copied_when_they_agree(
@@ -132,8 +132,8 @@ def test_integers_are_copied_when_they_agree(
         arrays = layered(0) | {"position_ids": np.array([0, 1, 2, last], np.int64)}
         safetensors_models(name, arrays, num_hidden_layers=2)
     out = merge(recipe(models="xy")).save(tmp_path / "out")
-    with checkpoints.open(out) as found:
-        assert found.read("position_ids").tolist() == [0, 1, 2, 3]
+    with checkpoints.open(out) as checkpoint:
+        assert checkpoint.read("position_ids").tolist() == [0, 1, 2, 3]
     with pytest.raises(CheckpointError, match="hold different integers"):
         merge(recipe(models="xz")).save(tmp_path / "other")
     assert not (tmp_path / "other").exists()
@@ -147,17 +147,17 @@ def test_recipes_use_one_another(toys: Make, tmp_path: Path):
         "parameters": {"weight": 1},
     }
     Path("outer.yaml").write_text(json.dumps(outer))
-    found = merge(Path("outer.yaml")).tensor("embed.weight")
+    tensor = merge(Path("outer.yaml")).tensor("embed.weight")
     with checkpoints.open("a") as a, checkpoints.open("b") as b:
         expected = 0.75 * a.read("embed.weight") + 0.25 * b.read("embed.weight")
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(tensor, expected, rtol=1e-6)
     several = (
         json.dumps(recipe(models="ab", name="half"))
         + "\n---\n"
         + json.dumps(outer).replace("inner.yaml", "half")
     )
     Path("several.yaml").write_text(several)
-    np.testing.assert_array_equal(merge("several.yaml").tensor("embed.weight"), found)
+    np.testing.assert_array_equal(merge("several.yaml").tensor("embed.weight"), tensor)
 
 
 def test_tensors_that_not_all_models_have_are_never_dropped_silently(
@@ -173,8 +173,8 @@ def test_tensors_that_not_all_models_have_are_never_dropped_silently(
         "models": [{"model": "seeing"}, {"model": "a"}],
     }
     out = merge(first).save(tmp_path / "out")
-    with checkpoints.open(out) as found:
-        np.testing.assert_array_equal(found.read("vision.weight"), tower)
+    with checkpoints.open(out) as checkpoint:
+        np.testing.assert_array_equal(checkpoint.read("vision.weight"), tower)
     assert "vision.weight  copied from seeing: not present in a" in terminal.render(plan(first).page())
     second = {**first, "models": first["models"][::-1]}
     with pytest.raises(CheckpointError, match="only seeing has it, and a has not; set extra_tensors: keep"):
@@ -189,8 +189,8 @@ def test_mergekit_arithmetic_rounds_every_step_and_is_refused_where_it_is_not_th
     toys: Make, safetensors_models: Make
 ):
     for name in ("base", "a", "b"):
-        with checkpoints.open(name) as one:
-            arrays = {key: np.array(one.read(key)) for key in one.tensors}
+        with checkpoints.open(name) as checkpoint:
+            arrays = {key: np.array(checkpoint.read(key)) for key in checkpoint.tensors}
         safetensors_models(name, arrays, "bfloat16", num_hidden_layers=2)
     given = recipe("task_arithmetic", base="base", parameters={"weight": 0.3}, dtype="bfloat16")
     exact, parity = (
@@ -204,7 +204,7 @@ def test_mergekit_arithmetic_rounds_every_step_and_is_refused_where_it_is_not_th
     with checkpoints.open("base") as base, checkpoints.open("a") as a, checkpoints.open("b") as b:
         origin = base.read("embed.weight")
         weight = rounded(np.array([0.3], np.float32))
-        parts = [rounded(weight * rounded(one.read("embed.weight") - origin)) for one in (a, b)]
+        parts = [rounded(weight * rounded(each.read("embed.weight") - origin)) for each in (a, b)]
     np.testing.assert_array_equal(parity, rounded(origin + rounded(parts[0] + parts[1])))
     assert not np.array_equal(exact, parity)
     with pytest.raises(OptionError, match="arithmetic: mergekit in bfloat16 is not there for ram"):
@@ -235,8 +235,8 @@ def test_memory_does_not_grow_with_the_model(safetensors_models: Make, tmp_path:
 def test_the_card_names_the_inputs_and_their_fingerprints(toys: Make, tmp_path: Path):
     out = merge(recipe("ties", base="base")).save(tmp_path / "out")
     provenance = json.loads((out / "transship.json").read_text())
-    assert [one["name"] for one in provenance["inputs"]] == ["a", "b", "base"]
-    assert len({one["sha256"] for one in provenance["inputs"]}) == 3
+    assert [row["name"] for row in provenance["inputs"]] == ["a", "b", "base"]
+    assert len({row["sha256"] for row in provenance["inputs"]}) == 3
     assert "ties" in provenance["recipe"]
 
 

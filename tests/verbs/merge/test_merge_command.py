@@ -37,8 +37,8 @@ def test_run_writes_the_folder_and_says_where(run):
     assert result.stdout == "out\n"
     assert {path.name for path in Path("out").iterdir()} >= {"config.json", "model.safetensors", "README.md"}
     assert Path("page.html").is_file()
-    found = run("run", "recipe.yaml", "out", "--force", "--json", "--seed", "3", "--memory", "1GB")
-    assert json.loads(found.stdout)["folder"] == "out"
+    outcome = run("run", "recipe.yaml", "out", "--force", "--json", "--seed", "3", "--memory", "1GB")
+    assert json.loads(outcome.stdout)["folder"] == "out"
 
 
 @pytest.mark.parametrize("arguments", [("plan",), ("run", "out"), ("run", "out", "--json")])
@@ -130,9 +130,9 @@ def test_plan_shows_layers_and_the_recipes_inside(run):
         "  - sources: [{model: a, layer_range: [1, 2]}]\n",
     ]
     Path("nested.yaml").write_text(inner + outer + "".join(parts))
-    said = run("plan", "nested.yaml").stdout
-    assert "0 to 1  inner 0 to 1" in said
-    assert "2       a 1" in said
-    assert "inner  linear  a, b" in said
+    stdout = run("plan", "nested.yaml").stdout
+    assert "0 to 1  inner 0 to 1" in stdout
+    assert "2       a 1" in stdout
+    assert "inner  linear  a, b" in stdout
     run("run", "nested.yaml", "out")
     assert "```yaml\nname: inner\n" + TEXT in Path("out/README.md").read_text()

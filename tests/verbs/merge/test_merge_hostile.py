@@ -22,12 +22,12 @@ Make = Callable[..., None]
 def recipe(
     method: str = "linear", *, models: str = "ab", base: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"merge_method": method, "models": [{"model": name} for name in models], **more}
+    fields: dict[str, Any] = {"merge_method": method, "models": [{"model": name} for name in models], **more}
     if base is not None:
-        found["base_model"] = base
+        fields["base_model"] = base
     if method in ("linear", "ties", "task_arithmetic", "dare_linear") and "parameters" not in more:
-        found["parameters"] = {"weight": 0.5}
-    return found
+        fields["parameters"] = {"weight": 0.5}
+    return fields
 
 
 def hostile(name: str, toys: Make, layered: Any) -> Any:
@@ -197,9 +197,9 @@ def test_a_disk_that_fills_up_while_writing_is_one_sentence_and_leaves_nothing(
         "sys.argv = ['transship', 'merge', 'run', 'recipe.yaml', 'out']\n"
         "main()"
     )
-    found = warm.run("-c", code, cwd=tmp_path)
-    assert found.returncode == 2, found.stderr
-    assert "writing stopped" in found.stderr.splitlines()[-1]
+    result = warm.run("-c", code, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert "writing stopped" in result.stderr.splitlines()[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "recipe.yaml"]
 
 

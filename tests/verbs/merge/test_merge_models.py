@@ -42,10 +42,10 @@ def test_a_documented_recipe_runs_and_its_output_loads(path: Path, models: Path,
     out = merged.save(tmp_path / "out")
     model = load(out)
     assert (out / "recipe.yaml").read_text() == path.read_text()
-    with checkpoints.open(out) as found:
-        assert all(np.isfinite(found.read(name)).all() for name in found.tensors)
+    with checkpoints.open(out) as checkpoint:
+        assert all(np.isfinite(checkpoint.read(name)).all() for name in checkpoint.tensors)
         assert isinstance(merged.plan, MergePlan)
-        assert sum(info.nbytes for info in found.tensors.values()) == merged.plan.bytes_written
+        assert sum(info.nbytes for info in checkpoint.tensors.values()) == merged.plan.bytes_written
     words = torch.arange(8)[None]
     extra = {"decoder_input_ids": words} if path.stem == "modules" else {}
     with torch.no_grad():
@@ -70,8 +70,8 @@ def test_models_that_see_are_merged_like_others(family: str, method: str, models
     assert isinstance(merged.plan, MergePlan)
     assert [stack.layers for stack in merged.plan.layout.stacks] == ([2] if family == "vit" else [2, 3])
     assert not merged.plan.outcome.copied
-    with checkpoints.open(f"{family}-a") as one:
-        assert {step.name for step in merged.plan.steps} == set(one.tensors)
+    with checkpoints.open(f"{family}-a") as checkpoint:
+        assert {step.name for step in merged.plan.steps} == set(checkpoint.tensors)
     assert model is not None
 
 
@@ -146,11 +146,14 @@ def test_adapters_in_give_an_adapter_out(models: Path, tmp_path: Path):
             {"model": "llama-lora-b", "parameters": {"weight": 1}},
         ],
     }
-    found = plan(given)
-    assert isinstance(found, AdapterMerge)
-    assert set(found.ranks().values()) == {7}
+    result = plan(given)
+    assert isinstance(result, AdapterMerge)
+    assert set(result.ranks().values()) == {7}
     out = merge(given).save(tmp_path / "adapter")
-    full = {**given, "models": [{**one, "model": f"llama-base+{one['model']}"} for one in given["models"]]}
+    full = {
+        **given,
+        "models": [{**model, "model": f"llama-base+{model['model']}"} for model in given["models"]],
+    }
     del full["base_model"]
     full["dtype"] = "float32"
     base = transformers.LlamaForCausalLM.from_pretrained(models / "llama-base", dtype="float32")
@@ -182,12 +185,12 @@ def test_a_union_vocabulary_keeps_every_word_and_its_row(models: Path, tmp_path:
     with (
         checkpoints.open("llama-a") as a,
         checkpoints.open("llama-words") as b,
-        checkpoints.open(out) as found,
+        checkpoints.open(out) as checkpoint,
     ):
         name = "model.embed_tokens.weight"
-        merged, one, other = found.read(name), a.read(name), b.read(name)
+        merged, content, other = checkpoint.read(name), a.read(name), b.read(name)
     np.testing.assert_allclose(
-        merged[words["word7"]], (one[first["word7"]] + other[second["word7"]]) / 2, atol=1e-6
+        merged[words["word7"]], (content[first["word7"]] + other[second["word7"]]) / 2, atol=1e-6
     )
     np.testing.assert_allclose(
         merged[words["new2"]], other[second["new2"]], atol=1e-6
@@ -200,16 +203,16 @@ def test_a_union_vocabulary_keeps_every_word_and_its_row(models: Path, tmp_path:
 @pytest.mark.slow
 def test_token_rules_and_padding_are_followed(models: Path):
     path = next(path for path in RECIPES if path.stem == "tokens")
-    found = plan(path)
-    assert isinstance(found, MergePlan)
-    vocabulary = found.vocabulary
+    result = plan(path)
+    assert isinstance(result, MergePlan)
+    vocabulary = result.vocabulary
     assert vocabulary is not None
     assert (vocabulary.size, vocabulary.rows) == (64, 64)
     assert any("new2" in note and "zeros" in note for note in vocabulary.notes)
     padded = plan(path.read_text().replace("pad_to_multiple_of: 16", "pad_to_multiple_of: 50"))
     assert isinstance(padded, MergePlan)
     step = next(step for step in padded.steps if step.name == "model.embed_tokens.weight")
-    rows = [Tensors(padded).reader(one)(0, 100 * 32).reshape(100, 32) for one in step.inputs]
+    rows = [Tensors(padded).reader(row)(0, 100 * 32).reshape(100, 32) for row in step.inputs]
     for matrix in rows:
         np.testing.assert_allclose(matrix[64:], np.tile(matrix[:64].mean(axis=0), (36, 1)), atol=1e-6)
 

@@ -69,10 +69,10 @@ def test_the_row_of_a_random_recipe_can_be_missed(spoilt: str, models: Path, tmp
 
 def test_only_what_precision_decides_is_explained_in_arcee_fusion(models: Path, tmp_path: Path):
     text = (merge_peers.RECIPES / "arcee-fusion.yaml").read_text()
-    found = plan(text)
+    result = plan(text)
     name = "transformer.h.0.mlp.c_fc.weight"
-    step = next(step for step in found.steps if step.name == name)  # type: ignore[union-attr]
-    differs = merge_peers._decided_by_precision(found, step)  # type: ignore[arg-type]
+    step = next(step for step in result.steps if step.name == name)  # type: ignore[union-attr]
+    differs = merge_peers._decided_by_precision(result, step)  # type: ignore[arg-type]
     assert differs.shape == step.shape
     assert 0 < differs.mean() < 0.2
     merge(text).save(tmp_path / "theirs" / "arcee-fusion")

@@ -30,9 +30,9 @@ def drawn(name: str, given: Operands, **fields: Any) -> np.ndarray:
     """What each model alone leaves of its update [models, …]: draws go by its name, not by its company."""
     alone = []
     for place, label in enumerate(given.labels):
-        values = {key: [found[place]] for key, found in given.values.items()} | {"weight": [1.0]}
-        one = dataclasses.replace(given, models=[given.models[place]], labels=[label], values=values)
-        alone.append(merged(name, one, normalize=False, **fields))
+        values = {key: [each[place]] for key, each in given.values.items()} | {"weight": [1.0]}
+        text = dataclasses.replace(given, models=[given.models[place]], labels=[label], values=values)
+        alone.append(merged(name, text, normalize=False, **fields))
     return np.stack(alone)
 
 
@@ -66,10 +66,10 @@ def test_what_is_kept_is_weighted_elected_summed_and_divided(
     agree = np.sign(parts) == np.where(parts.sum(axis=0) >= 0, 1, -1) if elects else np.ones_like(kept)
     divisor = (shares * agree).sum(axis=0) if normalize else np.ones(SHAPE)
     expected = 0.9 * (parts * agree).sum(axis=0) / np.where(divisor == 0, 1, divisor)
-    found = merged(name, given, normalize=normalize, rescale=rescale, scale=0.9)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    actual = merged(name, given, normalize=normalize, rescale=rescale, scale=0.9)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
     if elects:  # TIES' property: nothing that was kept opposes the elected sign
-        assert (found * parts.sum(axis=0) * (1 if not normalize else np.sign(divisor)) >= 0).all()
+        assert (actual * parts.sum(axis=0) * (1 if not normalize else np.sign(divisor)) >= 0).all()
 
 
 def test_models_draw_apart_from_one_another(operands: Make):

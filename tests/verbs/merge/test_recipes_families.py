@@ -30,7 +30,7 @@ def test_the_documented_recipes_leave_nothing_out():
     for part in ('"slices"', '"filter"', '"modules"', "+llama-lora", '"lora"', '"tokenizer_source": "union"'):
         assert part in text, part
     assert any(
-        isinstance(value, list) and all(isinstance(one, int | float) for one in value)
+        isinstance(value, list) and all(isinstance(each, int | float) for each in value)
         for recipe in RECIPES
         for model in recipe.get("models", ())
         for value in model.get("parameters", {}).values()
@@ -46,13 +46,13 @@ def given(method: str, family: str) -> dict[str, Any]:
     parameters = dict.fromkeys(kind.required, 0.5)
     if "density" in kind.per_model and method != "task_arithmetic":
         parameters["density"] = 0.5
-    found = {
+    fields = {
         "merge_method": method,
         "models": [{"model": f"{family}-{letter}"} for letter in "ab"[: kind.most or 2]],
         "parameters": parameters,
         "dtype": "float32",
     }
-    return found | ({} if kind.base == "input" else {"base_model": f"{family}-base"})
+    return fields | ({} if kind.base == "input" else {"base_model": f"{family}-base"})
 
 
 def loads(folder: Path) -> None:
@@ -75,8 +75,8 @@ def loads(folder: Path) -> None:
 def test_every_method_runs_on_every_family(method: str, family: str, models: Path, tmp_path: Path):
     out = merge(given(method, family)).save(tmp_path / "out")
     loads(out)
-    with checkpoints.open(out) as found, checkpoints.open(f"{family}-a") as tuned:
-        assert set(found.tensors) == set(tuned.tensors)
+    with checkpoints.open(out) as checkpoint, checkpoints.open(f"{family}-a") as tuned:
+        assert set(checkpoint.tensors) == set(tuned.tensors)
 
 
 @pytest.mark.slow
@@ -103,18 +103,18 @@ def test_slices_gradients_and_filters_reach_the_layers_of_every_family(
     with (
         checkpoints.open(f"{family}-a") as a,
         checkpoints.open(f"{family}-b") as b,
-        checkpoints.open(out) as found,
+        checkpoints.open(out) as checkpoint,
     ):
         # output layer → layer of each model, and the first one's weight there
         for layer, (first, second, share) in enumerate(((0, 0, 0.25), (1, 1, 0.75), (1, 2, 0.75))):
             start = f"{prefix}.{layer}."
-            rests = [name.removeprefix(start) for name in found.tensors if name.startswith(start)]
+            rests = [name.removeprefix(start) for name in checkpoint.tensors if name.startswith(start)]
             assert len(rests) > 5
             for rest in rests:
-                one = a.read(f"{prefix}.{first}.{rest}").astype(np.float32)
+                array = a.read(f"{prefix}.{first}.{rest}").astype(np.float32)
                 other = b.read(f"{prefix}.{second}.{rest}").astype(np.float32)
                 weight = 0.5 if "bias" in rest else share
                 np.testing.assert_allclose(
-                    found.read(start + rest), weight * one + 0.5 * other, rtol=1e-5, atol=1e-6
+                    checkpoint.read(start + rest), weight * array + 0.5 * other, rtol=1e-5, atol=1e-6
                 )
-        assert not any(name.startswith(f"{prefix}.3.") for name in found.tensors)
+        assert not any(name.startswith(f"{prefix}.3.") for name in checkpoint.tensors)

@@ -27,8 +27,8 @@ def recipe(method: str, *models: str, base: bool = True) -> dict[str, Any]:
     if "density" in kind.per_model and method != "task_arithmetic":
         parameters["density"] = 0.5
     listed = [{"model": name} for name in models[: kind.most]]
-    found = {"merge_method": method, "models": listed, "parameters": parameters}
-    return found | ({"base_model": "base"} if base and kind.base != "input" else {})
+    fields = {"merge_method": method, "models": listed, "parameters": parameters}
+    return fields | ({"base_model": "base"} if base and kind.base != "input" else {})
 
 
 def poison(model: str, tensor: str, value: float) -> None:

@@ -42,39 +42,39 @@ def merged(given: dict[str, Any], out: Path) -> dict[str, np.ndarray]:
     folder = merge(given).save(out)
     words = read_vocabulary(folder)
     assert words is not None
-    with checkpoints.open(folder) as found:
-        table = np.array(found.read(TABLE))
+    with checkpoints.open(folder) as checkpoint:
+        table = np.array(checkpoint.read(TABLE))
     assert len(table) == len(words)
     return {word: table[place] for word, place in words.items()}
 
 
 @pytest.mark.usefixtures("speaking")
 def test_a_union_takes_every_word_and_fills_rows_by_its_rule(tmp_path: Path):
-    found = merged(recipe("one", "two", tokenizer_source="union"), tmp_path / "out")
-    assert set(found) == set("baxnm")
+    result = merged(recipe("one", "two", tokenizer_source="union"), tmp_path / "out")
+    assert set(result) == set("baxnm")
     for word in "axn":
-        np.testing.assert_allclose(found[word], (row("one", word) + row("two", word)) / 2)
-    np.testing.assert_allclose(found["b"], row("one", "b"))  # its only owner, in both models
-    np.testing.assert_allclose(found["m"], row("two", "m"))
+        np.testing.assert_allclose(result[word], (row("one", word) + row("two", word)) / 2)
+    np.testing.assert_allclose(result["b"], row("one", "b"))  # its only owner, in both models
+    np.testing.assert_allclose(result["m"], row("two", "m"))
 
 
 @pytest.mark.usefixtures("speaking")
 def test_a_word_of_several_is_the_bases_where_a_model_has_none_or_else_their_mean(tmp_path: Path):
     given = recipe("one", "two", "base", tokenizer_source="union", base_model="base")
-    found = merged(given, tmp_path / "out")
+    result = merged(given, tmp_path / "out")
     filled = (row("one", "b") + 2 * row("base", "b")) / 3  # two has no b: it gets the base's
-    np.testing.assert_allclose(found["b"], filled, rtol=1e-6)
+    np.testing.assert_allclose(result["b"], filled, rtol=1e-6)
     mean = (row("one", "n") + row("two", "n")) / 2  # the base has no n, and is given the owners' mean
-    np.testing.assert_allclose(found["n"], mean, rtol=1e-6)
+    np.testing.assert_allclose(result["n"], mean, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("speaking")
 @pytest.mark.parametrize(("source", "words"), [("base", "abx"), ("one", "baxn"), ("model:two", "axmn")])
 def test_the_words_of_one_model_are_kept_in_its_order_and_no_others(source: str, words: str, tmp_path: Path):
     given = recipe("one", "two", "base", tokenizer_source=source, base_model="base")
-    found = merged(given, tmp_path / "out")
-    assert list(found) == list(words)
-    np.testing.assert_allclose(found["x"], sum(row(model, "x") for model in WORDS) / 3, rtol=1e-6)
+    result = merged(given, tmp_path / "out")
+    assert list(result) == list(words)
+    np.testing.assert_allclose(result["x"], sum(row(model, "x") for model in WORDS) / 3, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("speaking")
@@ -85,10 +85,10 @@ def test_rules_of_single_words_come_first(tmp_path: Path):
         "new": {"source": {"kind": "zero"}},
     }
     given = recipe("one", "two", tokenizer={"source": "union", "tokens": rules})
-    found = merged(given, tmp_path / "out")
-    np.testing.assert_allclose(found["x"], row("two", "x"))
-    np.testing.assert_allclose(found["b"], (row("one", "b") + row("one", "n")) / 2)  # two has no b
-    np.testing.assert_allclose(found["new"], 0)
+    result = merged(given, tmp_path / "out")
+    np.testing.assert_allclose(result["x"], row("two", "x"))
+    np.testing.assert_allclose(result["b"], (row("one", "b") + row("one", "n")) / 2)  # two has no b
+    np.testing.assert_allclose(result["new"], 0)
 
 
 @pytest.mark.usefixtures("speaking")

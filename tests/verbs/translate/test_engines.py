@@ -78,13 +78,13 @@ def remote(tmp_path: Path, monkeypatch) -> str:
 
 def same_files(left: Path, right: Path) -> None:
     """Every file has the same rows in the same order, the same columns, types and metadata, bit by bit."""
-    names = [one.relative_to(left) for one in sorted(left.rglob("*.parquet"))] or [Path()]
-    assert names == ([one.relative_to(right) for one in sorted(right.rglob("*.parquet"))] or [Path()])
+    names = [file.relative_to(left) for file in sorted(left.rglob("*.parquet"))] or [Path()]
+    assert names == ([file.relative_to(right) for file in sorted(right.rglob("*.parquet"))] or [Path()])
     for name in names:
-        one, other = (pq.read_table(root / name, partitioning=None) for root in (left, right))
-        assert one.schema.equals(other.schema, check_metadata=True)
-        assert one.equals(other)
-        assert json.loads(one.schema.metadata[b"transship"])["model"]
+        first, other = (pq.read_table(root / name, partitioning=None) for root in (left, right))
+        assert first.schema.equals(other.schema, check_metadata=True)
+        assert first.equals(other)
+        assert json.loads(first.schema.metadata[b"transship"])["model"]
 
 
 def last(steps) -> int:
@@ -185,12 +185,12 @@ def test_ctrl_c_stops_all_processes_with_one_sentence_and_the_run_goes_on_later(
         time.sleep(0.005)
     assert process.poll() is None, process.communicate()
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
-    last_line = said.splitlines()[-1]
+    _, output = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    last_line = output.splitlines()[-1]
     assert last_line.startswith("stopped; of ")
     assert f"the finished parts are kept beside {tmp_path / 'out'}, and the same command goes on" in last_line
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     deadline = time.monotonic() + 60
     while alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -255,14 +255,14 @@ def test_another_file_system_holds_the_same_rows(kind: str, saved, remote: str, 
     last(apply_map(saved, there, f"{remote}out{ending}", memory=SMALL))
     with pytest.raises(OutputError, match="exists already"):
         last(apply_map(load_map(saved.path), f"file://{source}", f"{remote}out{ending}"))
-    assert [one.name for one in (tmp_path / "remote").iterdir() if one.name.startswith(".")] == []
-    one, other = (
+    assert [file.name for file in (tmp_path / "remote").iterdir() if file.name.startswith(".")] == []
+    first, other = (
         pq.read_table(tmp_path / name, partitioning=None)
         for name in (f"local{ending}", f"remote/out{ending}")
     )
-    assert one.equals(other)
+    assert first.equals(other)
     # a file system tells other things of a file than a disk does, so only the source's mark differs
-    marks = [json.loads(table.schema.metadata[b"transship"]) for table in (one, other)]
+    marks = [json.loads(table.schema.metadata[b"transship"]) for table in (first, other)]
     assert [mark | {"source": ""} for mark in marks] == [marks[0] | {"source": ""}] * 2
     assert open_source(f"{remote}out{ending}").stamp.map == saved.hash
 
@@ -273,12 +273,12 @@ def test_a_remote_folder_that_is_still_arriving_is_refused_and_finished_later(
     source = helpers.build("folder", tmp_path / "in", helpers.make_rows())
     from transship.verbs.translate.stores.parquet import ParquetSink
 
-    assemble, made = ParquetSink._assemble, []
+    assemble, entries = ParquetSink._assemble, []
 
     def stopped(self, entry, goal):
-        if len(made) == 2:
+        if len(entries) == 2:
             raise KeyboardInterrupt
-        made.append(goal)
+        entries.append(goal)
         assemble(self, entry, goal)
 
     with monkeypatch.context() as patch:
@@ -378,9 +378,9 @@ def test_a_worker_that_cannot_write_is_one_sentence(cluster, saved, tmp_path: Pa
     work = PartWork(saved, source, sink.writer, 12)
     with pytest.raises(
         LaunchError, match=r"--engine ray: the work failed on a worker \(.*No such file"
-    ) as said:
+    ) as error:
         list(RayEngine().run(translate_part, work, parts))
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow
@@ -418,5 +418,5 @@ def test_the_command_joins_a_running_cluster(cluster, saved, remote: str, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"] == helpers.COUNT
-    one, other = (pq.read_table(tmp_path / name) for name in ("one", "remote/out"))
-    assert one.equals(other)
+    first, other = (pq.read_table(tmp_path / name) for name in ("one", "remote/out"))
+    assert first.equals(other)

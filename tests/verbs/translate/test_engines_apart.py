@@ -90,10 +90,10 @@ def test_embed_by_two_processes_writes_the_parts_of_one(texts, minilm: Path, tmp
     for name, engine in (("one", LocalEngine()), ("two", LocalEngine(2))):
         steps = list(embed.embed_texts(str(minilm), texts, str(tmp_path / f"{name}.parquet"), engine=engine))
         assert steps[-1].done == 11
-    one, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
-    assert one.schema.equals(two.schema, check_metadata=True)
-    assert one.drop_columns("vector").equals(two.drop_columns("vector"))
-    vectors = [np.stack(table["vector"].to_numpy(zero_copy_only=False)) for table in (one, two)]
+    first, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
+    assert first.schema.equals(two.schema, check_metadata=True)
+    assert first.drop_columns("vector").equals(two.drop_columns("vector"))
+    vectors = [np.stack(table["vector"].to_numpy(zero_copy_only=False)) for table in (first, two)]
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)  # threads per process may differ
 
 
@@ -131,8 +131,8 @@ def test_a_worker_killed_during_embed_costs_a_retry_and_no_text(
     monkeypatch.setattr(embed, "embed_part", killed_once(embed.embed_part, tmp_path / "killed"))
     list(embed.embed_texts(str(minilm), texts, str(tmp_path / "two.parquet"), engine=RayEngine(jobs=2)))
     assert (tmp_path / "killed").exists()
-    one, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
-    assert one.drop_columns("vector").equals(two.drop_columns("vector"))
+    first, two = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("one", "two"))
+    assert first.drop_columns("vector").equals(two.drop_columns("vector"))
     assert two.num_rows == 11
 
 
@@ -177,8 +177,8 @@ def test_workers_end_when_the_calling_process_is_killed():
 def test_large_results_come_whole_and_leave_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with LocalEngine(2) as engine:
-        found = dict(engine.run(np.full, 300_000, [1, 2, 3, 4, 5]))
-    assert [float(found[number].sum()) for number in range(5)] == [300_000.0 * item for item in range(1, 6)]
+        by_name = dict(engine.run(np.full, 300_000, [1, 2, 3, 4, 5]))
+    assert [float(by_name[number].sum()) for number in range(5)] == [300_000.0 * item for item in range(1, 6)]
     assert not list(tmp_path.iterdir())
 
 

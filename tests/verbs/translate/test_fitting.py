@@ -84,11 +84,11 @@ def join(tmp_path: Path, old, old_ids, new, new_ids, **options) -> VectorPairs:
 def test_stores_are_joined_by_id_whatever_their_order_and_size(tmp_path: Path):
     old, new = spaces(200)
     order = np.random.default_rng(1).permutation(120)
-    found = join(tmp_path, old, list(range(200)), new[order], [str(i) for i in order])
-    assert (len(found), found.only_old, found.only_new) == (120, 80, 0)
-    places = [int(identity) for identity in found.ids]
-    np.testing.assert_array_equal(found.old, old[places])
-    np.testing.assert_array_equal(found.new, new[places])
+    text = join(tmp_path, old, list(range(200)), new[order], [str(i) for i in order])
+    assert (len(text), text.only_old, text.only_new) == (120, 80, 0)
+    places = [int(identity) for identity in text.ids]
+    np.testing.assert_array_equal(text.old, old[places])
+    np.testing.assert_array_equal(text.new, new[places])
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_wrong_pairs_are_found_and_right_ones_are_not():
     wrong = rng.choice(1000, 50, replace=False)
     shuffled = new.copy()
     shuffled[wrong] = new[np.roll(wrong, 1)]
-    found = find_wrong_pairs(Ridge().fit(old, shuffled).leave_one_out(old, shuffled), shuffled)
-    assert 0.04 <= found.share <= 0.06
-    assert np.isin(found.wrong, wrong).mean() > 0.8
+    wrong_pairs = find_wrong_pairs(Ridge().fit(old, shuffled).leave_one_out(old, shuffled), shuffled)
+    assert 0.04 <= wrong_pairs.share <= 0.06
+    assert np.isin(wrong_pairs.wrong, wrong).mean() > 0.8
 
 
 def test_a_few_wrong_pairs_are_named_and_a_shuffled_list_is_refused():
@@ -158,17 +158,17 @@ def test_suspects_carry_the_ids_of_the_wrong_pairs_themselves():
     wrong = np.random.default_rng(0).choice(700, 40, replace=False)
     some = good.new.copy()
     some[wrong] = some[np.roll(wrong, 1)]
-    found = fitted(VectorPairs(good.ids, good.old, some), method="ridge", force=True)
-    named = {name for name, _ in found.suspects}
+    result = fitted(VectorPairs(good.ids, good.old, some), method="ridge", force=True)
+    named = {name for name, _ in result.suspects}
     assert len(named) > 20
     assert len(named & {f"id {row}" for row in wrong}) > 0.8 * len(named)
 
 
 def test_the_curve_measures_every_number_of_pairs_on_the_same_rows():
-    found = fitted(pairs(), method="procrustes", curve=True)
-    assert [size for _, size, _ in found.curve] == [100, 200, 500, 630]
-    expected = measure(found.chosen.translator.transform(found.held.old), found.held.new).recall
-    assert found.curve[-1][2] == expected
+    actual = fitted(pairs(), method="procrustes", curve=True)
+    assert [size for _, size, _ in actual.curve] == [100, 200, 500, 630]
+    expected = measure(actual.chosen.translator.transform(actual.held.old), actual.held.new).recall
+    assert actual.curve[-1][2] == expected
 
 
 def test_a_map_below_the_gate_is_not_made():
@@ -182,7 +182,7 @@ def test_force_writes_what_the_gate_refuses():
 
 def test_every_candidate_is_forecast_and_the_reason_of_the_choice_is_given():
     fit = fitted(pairs(), curve=True)
-    assert [one.name for one in fit.trials] == ["procrustes", "ridge", "kernel", "irp"]
+    assert [each.name for each in fit.trials] == ["procrustes", "ridge", "kernel", "irp"]
     assert (fit.chosen, fit.why) == choose(fit.trials)
     assert 0 < fit.old_alone < 1
     assert {size for _, size, _ in fit.curve} >= {100, 200, 500, 630}
@@ -241,15 +241,15 @@ def test_thresholds_map_to_scores_that_are_as_selective():
     mapped = map_thresholds(old, new, np.asarray([0.3, 0.6]))
     rows, columns = np.triu_indices(400, 1)
     before, after = ((part @ part.T)[rows, columns] for part in (old, new))
-    for given, found in zip((0.3, 0.6), mapped, strict=True):
-        assert abs((before > given).mean() - (after > found).mean()) < 0.002
+    for given, right in zip((0.3, 0.6), mapped, strict=True):
+        assert abs((before > given).mean() - (after > right).mean()) < 0.002
     np.testing.assert_allclose(map_thresholds(old, old, np.asarray([0.3, 0.6])), [0.3, 0.6], atol=2e-3)
 
 
 def test_measures_agree_with_the_obvious_loops():
     old, new = spaces(60)
     moved = unit(new + 0.3 * old[:, :20])
-    found = measure(moved, new, k=5)
+    result = measure(moved, new, k=5)
     shares, twins = [], []
     for row in range(60):
         others = [i for i in range(60) if i != row]
@@ -258,30 +258,32 @@ def test_measures_agree_with_the_obvious_loops():
         shares.append(len(set(native) & set(ours)) / 5)
         twins.append(int(np.argmax(moved @ new[row]) == row))
     np.testing.assert_allclose(
-        (found.recall, found.twin_recall), (np.mean(shares), np.mean(twins)), atol=1e-9
+        (result.recall, result.twin_recall), (np.mean(shares), np.mean(twins)), atol=1e-9
     )
-    np.testing.assert_allclose(found.cosine, (moved * new).sum(1).mean(), atol=1e-6)
+    np.testing.assert_allclose(result.cosine, (moved * new).sum(1).mean(), atol=1e-6)
 
 
 def test_judgements_give_ndcg_of_native_old_translated_and_fused_rows():
     good = pairs(600)
     queries_old, queries_new = spaces(40, seed=5)
     top = neighbours(queries_new, good.new, 3)
-    grades = {row: {f"id {one}": 1.0 for one in top[row]} for row in range(40)}
-    found = fitted(good, method="ridge", judgements=Judgements(queries_new, grades, queries_old))
-    assert found.ndcg_native == pytest.approx(1.0)
-    assert 0 < found.chosen.ndcg < 1
-    assert found.chosen.fused > 0
-    assert found.ndcg_old > 0
-    assert any("On your own judgements" in line for line in found.advice)
+    grades = {row: {f"id {each}": 1.0 for each in top[row]} for row in range(40)}
+    result = fitted(good, method="ridge", judgements=Judgements(queries_new, grades, queries_old))
+    assert result.ndcg_native == pytest.approx(1.0)
+    assert 0 < result.chosen.ndcg < 1
+    assert result.chosen.fused > 0
+    assert result.ndcg_old > 0
+    assert any("On your own judgements" in line for line in result.advice)
 
 
 def test_a_query_map_is_measured_with_and_without_the_mean():
-    found = fitted(pairs(), method="ridge", direction="query")
-    assert found.translator.n_features_in_ == 20
-    assert found.translator.n_features_out_ == 24
-    assert found.query_side is not None
-    assert found.query_side.keep_mean == (found.query_side.with_mean[1] >= found.query_side.without_mean[1])
+    result = fitted(pairs(), method="ridge", direction="query")
+    assert result.translator.n_features_in_ == 20
+    assert result.translator.n_features_out_ == 24
+    assert result.query_side is not None
+    assert result.query_side.keep_mean == (
+        result.query_side.with_mean[1] >= result.query_side.without_mean[1]
+    )
 
 
 def test_the_shared_space_is_no_candidate():
@@ -308,9 +310,9 @@ def test_advice_follows_the_case_and_never_simply_says_translate():
 
 
 def test_ways_of_choosing_anchors_are_compared():
-    found = compare_ways(pairs(), 150)
-    assert set(found) == {"random", "farthest", "kmeans"}
-    assert all(0.2 < recall < 1 for recall in found.values())
+    result = compare_ways(pairs(), 150)
+    assert set(result) == {"random", "farthest", "kmeans"}
+    assert all(0.2 < recall < 1 for recall in result.values())
 
 
 def test_fit_and_check_work_on_stores(tmp_path: Path):
@@ -321,7 +323,7 @@ def test_fit_and_check_work_on_stores(tmp_path: Path):
         write(tmp_path / "new.parquet", new[:600], ids[:600]),
     )
     settings = FitSettings(method="ridge", source_model="a", target_model="b")
-    made = fit_map(first, second, tmp_path / "map", settings)
+    output = fit_map(first, second, tmp_path / "map", settings)
     about = load_map(tmp_path / "map").about
     assert (about["source"], about["target"], about["unit_target"]) == ("a", "b", True)
     assert about["quality"]["kind"] == "document to document"
@@ -331,7 +333,7 @@ def test_fit_and_check_work_on_stores(tmp_path: Path):
     ]
     checked = check_map(tmp_path / "map", *others)
     assert checked.pairs == 300
-    assert abs(checked.quality.cosine - made.fit.chosen.forecast.cosine) < 0.03
+    assert abs(checked.quality.cosine - output.fit.chosen.forecast.cosine) < 0.03
     with pytest.raises(DataError, match="pairs are 20 and 24 wide"):
         check_map(tmp_path / "map", *others[::-1])
     with pytest.raises(DataError, match="both sides are of 'a'"):
@@ -343,15 +345,15 @@ def test_pairs_come_from_every_kind_of_store(kind: str, tmp_path: Path):
     old, new = spaces(120)
     source = open_source(helpers.build(kind, tmp_path / "old", old))
     order = np.random.default_rng(0).permutation(120)
-    found = read_pairs(
+    result = read_pairs(
         source, open_source(write(tmp_path / "new.parquet", new[order], [i + 1 for i in order]))
     )
     source.close()
     qdrant.close_clients()
-    places = np.asarray([int(identity) - 1 for identity in found.ids])
+    places = np.asarray([int(identity) - 1 for identity in result.ids])
     assert sorted(places) == list(range(120))
-    np.testing.assert_array_equal(found.old, old[places])
-    np.testing.assert_array_equal(found.new, new[places])
+    np.testing.assert_array_equal(result.old, old[places])
+    np.testing.assert_array_equal(result.new, new[places])
 
 
 def test_the_way_back_of_a_kernel_map_is_fitted_when_asked_for():
@@ -370,8 +372,8 @@ def test_a_weak_map_of_few_right_pairs_is_not_taken_for_wrong_pairing(count: int
         unit(hidden @ rng.normal(size=(60, 128)) + 4.0 * rng.normal(size=(count, 128))) for _ in range(2)
     )
     ids = [f"id {number}" for number in range(count)]
-    found = fitted(VectorPairs(ids, old, new), method="ridge", held_out=0.35, gate=0.0)
+    result = fitted(VectorPairs(ids, old, new), method="ridge", held_out=0.35, gate=0.0)
     # the map is so weak that many partners are not among the nearest 5 %
-    assert (found.pairing.ranks > 0.05 * len(found.pairing.ranks)).mean() > 0.01
+    assert (result.pairing.ranks > 0.05 * len(result.pairing.ranks)).mean() > 0.01
     with pytest.raises(DataError, match="the ids look shuffled"):
         fitted(VectorPairs(ids, old, new[rng.permutation(count)]), method="ridge", held_out=0.35, gate=0.0)

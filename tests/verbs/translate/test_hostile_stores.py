@@ -55,13 +55,13 @@ def test_faiss_indexes_of_many_kinds_give_back_their_rows_under_their_ids(factor
     index.add_with_ids(rows, ids) if named else index.add(rows)
     faiss.write_index(index, str(tmp_path / "rows.faiss"))
     source = open_source(str(tmp_path / "rows.faiss"))
-    found = {
+    by_name = {
         int(name): row
         for batch in source.batches(64)
         for name, row in zip(batch.ids, batch.vectors, strict=True)
     }
     names = ids if named else np.arange(300)
-    np.testing.assert_allclose(np.stack([found[int(name)] for name in names]), rows, atol=1e-5)
+    np.testing.assert_allclose(np.stack([by_name[int(name)] for name in names]), rows, atol=1e-5)
     np.testing.assert_allclose(open_index(index).vectors([int(names[7])])[0], rows[7], atol=1e-5)
 
 

@@ -136,17 +136,17 @@ def test_completion_with_dependent_anchors_still_inverts_the_completed_ones():
 def test_pseudo_inverses_report_rank_and_condition():
     rows = unit(np.random.default_rng(0).normal(size=(30, 8)))
     for part in (rows, rows[:5]):
-        found = invert_anchors(torch.from_numpy(part))
-        np.testing.assert_allclose(found.matrix.numpy(), np.linalg.pinv(part.T), atol=1e-10)
-        np.testing.assert_allclose(found.condition, np.linalg.cond(part))
-        assert found.rank == min(part.shape)
+        result = invert_anchors(torch.from_numpy(part))
+        np.testing.assert_allclose(result.matrix.numpy(), np.linalg.pinv(part.T), atol=1e-10)
+        np.testing.assert_allclose(result.condition, np.linalg.cond(part))
+        assert result.rank == min(part.shape)
 
 
 def test_centring_by_the_own_mean_leaves_one_rank_less_and_no_blow_up():
     rows = np.random.default_rng(0).normal(size=(6, 9))
-    found = invert_anchors(torch.from_numpy(rows - rows.mean(0)))
-    assert found.rank == 5
-    assert found.condition < 100
+    result = invert_anchors(torch.from_numpy(rows - rows.mean(0)))
+    assert result.rank == 5
+    assert result.condition < 100
 
 
 def test_the_tikhonov_form_is_a_regularised_inverse_without_chance():
@@ -170,8 +170,8 @@ def test_the_danger_zone_is_left_by_cutting_the_list():
     wild = InverseRelativeProjection(delta=0.0, subspaces=2, n_anchors=40)
     free = InverseRelativeProjection(delta=0.0, subspaces=2, n_anchors=None).fit(source, target)
     guarded = InverseRelativeProjection(delta=0.45, subspaces=2).fit(source, target)
-    assert {len(one) for one in free.lists_} == {120}
-    assert all(len(one) <= 20 for one in guarded.lists_)
+    assert {len(each) for each in free.lists_} == {120}
+    assert all(len(each) <= 20 for each in guarded.lists_)
     assert max(wild.fit(source, target).conditions_) > 3 * max(guarded.conditions_)
 
 
@@ -236,10 +236,10 @@ def test_subspaces_that_step_together_are_those_picked_one_by_one(
     seed: int, delta: float, count: int, most: int
 ):
     distances = angular_distances(torch.from_numpy(np.random.default_rng(seed).normal(size=(count, 3))))
-    found = subspace_indices(distances, subspaces=4, delta=delta, most=most, seed=seed)
-    for one in found:
-        expected = reference_fps(distances.numpy(), int(one[0]), delta)[:most]
-        assert one.tolist() == expected
+    actual = subspace_indices(distances, subspaces=4, delta=delta, most=most, seed=seed)
+    for each in actual:
+        expected = reference_fps(distances.numpy(), int(each[0]), delta)[:most]
+        assert each.tolist() == expected
 
 
 def test_nearly_dependent_anchors_are_inverted_as_the_dense_reference_does():
@@ -247,11 +247,11 @@ def test_nearly_dependent_anchors_are_inverted_as_the_dense_reference_does():
     rows = unit(rng.normal(size=(7, 12)))
     for distance in (1e-2, 1e-4):  # condition numbers of about 1e2 and 1e4
         near = unit(np.vstack([rows, rows[:1] + distance * rng.normal(size=(1, 12))]))
-        found = invert_anchors(torch.from_numpy(near))
+        actual = invert_anchors(torch.from_numpy(near))
         expected = np.linalg.pinv(near.T)
-        np.testing.assert_allclose(found.matrix.numpy(), expected, atol=1e-6 * np.abs(expected).max())
-        np.testing.assert_allclose(found.condition, np.linalg.cond(near), rtol=1e-6)
-        assert found.rank == 8
+        np.testing.assert_allclose(actual.matrix.numpy(), expected, atol=1e-6 * np.abs(expected).max())
+        np.testing.assert_allclose(actual.condition, np.linalg.cond(near), rtol=1e-6)
+        assert actual.rank == 8
     twice = invert_anchors(torch.from_numpy(np.vstack([rows, rows[:1]])))
     assert twice.rank == 7
     np.testing.assert_allclose(

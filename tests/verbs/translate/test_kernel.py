@@ -78,9 +78,9 @@ def test_kernel_settings_are_those_that_find_most_neighbours_out_of_sample():
     fitted = KernelRidge(inverse=False).fit(x, y)
 
     def found(gamma: float, alpha: float) -> int:
-        made = KernelRidge(gamma=gamma, alpha=alpha, inverse=False).fit(x, y).leave_one_out(x, y)
+        leave_one_out = KernelRidge(gamma=gamma, alpha=alpha, inverse=False).fit(x, y).leave_one_out(x, y)
         own = np.arange(300)
-        pairs = zip(neighbours(y, made, 10, own=own), neighbours(y, y, 10, own=own), strict=True)
+        pairs = zip(neighbours(y, leave_one_out, 10, own=own), neighbours(y, y, 10, own=own), strict=True)
         return sum(len(set(a) & set(b)) for a, b in pairs)
 
     best = found(fitted.width_factor_, fitted.penalty_)

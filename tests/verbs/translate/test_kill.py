@@ -91,9 +91,9 @@ def _run(driver, **job) -> list[str]:
     if not answer:
         driver.errors.seek(0)
         pytest.fail(driver.errors.read()[-2000:])
-    told = json.loads(answer)
-    assert told["killed"] == job["kills"]
-    return told["targets"]
+    record = json.loads(answer)
+    assert record["killed"] == job["kills"]
+    return record["targets"]
 
 
 def _map(folder: Path):
@@ -115,9 +115,9 @@ def test_kills_lose_and_double_nothing(kind: str, tmp_path: Path, driver):
     moved = moved / np.linalg.norm(moved, axis=1, keepdims=True)
     np.testing.assert_allclose(np.stack([expected[str(i + 1)] for i in range(len(rows))]), moved, atol=1e-6)
     for name in targets:
-        found = _rows(target.replace("NAME", name))
-        assert list(found) == list(expected)
-        np.testing.assert_array_equal(np.stack(list(found.values())), np.stack(list(expected.values())))
+        actual = _rows(target.replace("NAME", name))
+        assert list(actual) == list(expected)
+        np.testing.assert_array_equal(np.stack(list(actual.values())), np.stack(list(expected.values())))
 
 
 @pytest.mark.slow
@@ -134,8 +134,8 @@ def test_kills_while_an_index_moves_lose_and_double_nothing(kind: str, tmp_path:
     for name in targets:
         beside = {"lance": str(tmp_path / "in" / "db" / f"new-{name}.lance")}
         beside["qdrant"] = f"qdrant:{tmp_path / 'in' / 'qdrant'}#new-{name}"
-        found = _rows(beside.get(kind, target.replace("NAME", name)))
-        np.testing.assert_allclose(np.stack([found[str(i + 1)] for i in range(len(rows))]), moved, atol=1e-6)
+        result = _rows(beside.get(kind, target.replace("NAME", name)))
+        np.testing.assert_allclose(np.stack([result[str(i + 1)] for i in range(len(rows))]), moved, atol=1e-6)
 
 
 def _rows(reference: str) -> dict[str, np.ndarray]:

@@ -44,9 +44,9 @@ class World:
         return self.new[[int(text) - 1 for text in texts]]
 
     def recall(self, index: LazyIndex, **options) -> float:
-        found = index.search_many(self.queries, 10, **options)
+        hits = index.search_many(self.queries, 10, **options)
         best = neighbours(self.queries, self.new, 10) + 1
-        return overlap(np.asarray([[int(hit.id) for hit in row] for row in found]), best)
+        return overlap(np.asarray([[int(hit.id) for hit in row] for row in hits]), best)
 
 
 @pytest.fixture
@@ -136,11 +136,13 @@ def test_new_vectors_are_written_back_beside_the_old_store(kind: str, world: Wor
     assert steps[-1].done == count
     assert sorted(world.embedded, key=int) == [str(number + 1) for number in range(count)]
     qdrant.close_clients()
-    made = {"qdrant": f"{name}-new"}.get(kind, target)
-    source = open_source(made)
+    result = {"qdrant": f"{name}-new"}.get(kind, target)
+    source = open_source(result)
     assert source.stamp.model == "new"
     rows = {
-        int(one): row for part in source.batches(64) for one, row in zip(part.ids, part.vectors, strict=True)
+        int(first): row
+        for part in source.batches(64)
+        for first, row in zip(part.ids, part.vectors, strict=True)
     }
     np.testing.assert_allclose(
         np.stack([rows[number + 1] for number in range(count)]), world.new[:count], atol=1e-6

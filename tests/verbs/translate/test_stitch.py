@@ -45,15 +45,15 @@ def encoders():
 
 def test_heads_work_on_other_encoders_with_translation_and_not_without(encoders):
     for method in (Ridge(), InverseRelativeProjection(regularize=1.0), Procrustes()):
-        found = stitching_matrix(method, *encoders)
-        assert found.native > 0.85
-        assert found.stitched > 0.7
-        off = found.absolute[np.isfinite(found.absolute) & ~np.eye(3, dtype=bool)]
+        result = stitching_matrix(method, *encoders)
+        assert result.native > 0.85
+        assert result.stitched > 0.7
+        off = result.absolute[np.isfinite(result.absolute) & ~np.eye(3, dtype=bool)]
         assert off.max() < 0.4
-        assert found.achievable == 2  # only the two of equal width
-        assert set(found.by_encoder()) == set(found.by_head()) == {"rotated", "axes", "random"}
-        np.testing.assert_allclose(np.mean(list(found.by_encoder().values())), found.stitched)
-        np.testing.assert_allclose(np.diagonal(found.similarity), 1.0)
+        assert result.achievable == 2  # only the two of equal width
+        assert set(result.by_encoder()) == set(result.by_head()) == {"rotated", "axes", "random"}
+        np.testing.assert_allclose(np.mean(list(result.by_encoder().values())), result.stitched)
+        np.testing.assert_allclose(np.diagonal(result.similarity), 1.0)
 
 
 def test_a_stitch_is_encoder_translator_and_head(encoders):

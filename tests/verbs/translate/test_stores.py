@@ -65,10 +65,10 @@ def test_every_store_gives_back_translated_rows_under_their_ids(kind: str, saved
     assert steps[-1].done == steps[-1].rows == COUNT
     if kind != "qdrant":  # an embedded Qdrant writes to its own folder when it is opened
         assert content(tmp_path / "in") == before
-    found = read(helpers.target(kind, tmp_path))
+    actual = read(helpers.target(kind, tmp_path))
     moved = expected(saved, rows)
-    assert set(found) == {str(number) for number in range(1, COUNT + 1)}
-    np.testing.assert_allclose(np.stack([found[str(i + 1)] for i in range(COUNT)]), moved, atol=1e-6)
+    assert set(actual) == {str(number) for number in range(1, COUNT + 1)}
+    np.testing.assert_allclose(np.stack([actual[str(i + 1)] for i in range(COUNT)]), moved, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", helpers.KINDS)
@@ -92,10 +92,10 @@ def test_other_columns_are_kept_and_every_row_is_stamped(kind: str, saved, tmp_p
     if kind == "lance":
         import lancedb
 
-        found = lancedb.connect(str(tmp_path / "outdb")).open_table("moved").to_arrow()
+        table = lancedb.connect(str(tmp_path / "outdb")).open_table("moved").to_arrow()
     else:
-        found = pa.dataset.dataset(out, partitioning="hive").to_table()
-    rows = found.sort_by("id").to_pylist()
+        table = pa.dataset.dataset(out, partitioning="hive").to_table()
+    rows = table.sort_by("id").to_pylist()
     assert [row["title"] for row in rows] == [f"title {row['id']}" for row in rows]
     assert {row["vector_model"] for row in rows} == {"new"}
     assert {row["vector_map"] for row in rows} == {saved.hash}
@@ -147,11 +147,11 @@ def test_a_run_that_stopped_goes_on_and_gives_the_same_rows(
     if stop == 5:
         assert again[0].done > 0
     qdrant.close_clients()
-    found = read(out)
+    actual = read(out)
     np.testing.assert_allclose(
-        np.stack([found[str(i + 1)] for i in range(COUNT)]), expected(saved, rows), atol=1e-6
+        np.stack([actual[str(i + 1)] for i in range(COUNT)]), expected(saved, rows), atol=1e-6
     )
-    assert len(found) == COUNT
+    assert len(actual) == COUNT
 
 
 @pytest.mark.parametrize("kind", [kind for kind in helpers.KINDS if kind != "qdrant"])
@@ -265,9 +265,9 @@ def test_rows_move_between_kinds_of_stores(saved, tmp_path: Path):
         root = tmp_path / f"{kind}-{other}"
         source = helpers.build(kind, root / "in", rows)
         run(saved, source, helpers.target(other, root))
-        found = read(helpers.target(other, root))
-        np.testing.assert_allclose(found["17"], expected(saved, rows[16:17])[0], atol=1e-6)
-        assert len(found) == COUNT
+        actual = read(helpers.target(other, root))
+        np.testing.assert_allclose(actual["17"], expected(saved, rows[16:17])[0], atol=1e-6)
+        assert len(actual) == COUNT
 
 
 def test_a_plan_states_rows_bytes_time_and_memory(saved, tmp_path: Path):
@@ -335,12 +335,12 @@ def test_a_query_index_takes_queries_of_the_new_model_and_outlives_its_parts(tmp
         index.add(rows)
         return query_index(index, matrix, bias)
 
-    found = chained()
+    result = chained()
     gc.collect()
-    scores, places = found.search(queries, 3)
+    scores, places = result.search(queries, 3)
     exact = (queries @ matrix + bias) @ rows.T
     np.testing.assert_array_equal(places, np.argsort(-exact, axis=1)[:, :3])
-    faiss.write_index(found, str(tmp_path / "query.faiss"))
+    faiss.write_index(result, str(tmp_path / "query.faiss"))
     _, again = faiss.read_index(str(tmp_path / "query.faiss")).search(queries, 3)
     np.testing.assert_array_equal(places, again)
     np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :3], rtol=1e-4)
@@ -365,9 +365,9 @@ def test_a_qdrant_server_is_used_when_one_runs(saved):
         )
         client.upsert(name, [models.PointStruct(id=i + 1, vector=row.tolist()) for i, row in enumerate(rows)])
         run(saved, f"qdrant:{server}#{name}", f"qdrant:{server}#{name}-moved")
-        found = read(f"qdrant:{server}#{name}-moved")
-        np.testing.assert_allclose(found["17"], expected(saved, rows[16:17])[0], atol=1e-5)
-        assert len(found) == COUNT
+        actual = read(f"qdrant:{server}#{name}-moved")
+        np.testing.assert_allclose(actual["17"], expected(saved, rows[16:17])[0], atol=1e-5)
+        assert len(actual) == COUNT
     finally:
         client.delete_collection(name)
         client.delete_collection(f"{name}-moved")

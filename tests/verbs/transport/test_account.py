@@ -15,13 +15,13 @@ def test_auto_says_so_when_it_compares_on_inputs_that_maps_were_fitted_on(kit, t
     models = source, kit.nudge(source, size=0.3), kit.tiny_vit(24, seed=4)
     images = kit.pictures(rows)
     drawn = draw(images, batches=2)
-    inside = [any(np.array_equal(one, other) for other in drawn.calibration) for one in drawn.held_out]
+    inside = [any(np.array_equal(each, other) for other in drawn.calibration) for each in drawn.held_out]
     assert all(inside) if fitted else not any(inside)
     result = transport(*models, data=images, batches=2, strength=1.0)
-    told = " ".join(result.notes)
-    assert ("of the inputs that maps were fitted on" in told) == fitted
-    assert ("% of calibration inputs" in told) == fitted
-    assert ("% of new inputs" in told) != fitted
+    text = " ".join(result.notes)
+    assert ("of the inputs that maps were fitted on" in text) == fitted
+    assert ("% of calibration inputs" in text) == fitted
+    assert ("% of new inputs" in text) != fitted
     assert ("agreement on held-out inputs" in result.metrics) != fitted
     assert f"{len(inside)} " in result.compared_on
     assert ("no map or head was fitted on" in result.compared_on) != fitted
@@ -48,7 +48,7 @@ def test_auto_names_what_it_left_out_and_inputs_that_were_not_kept(kit, monkeypa
     result = transport(*models, data=images, batches=1, strength=1.0, keep=images)
     assert result.head is None
     assert "'gradient' was left out: vision.0: its units were not matched; use theseus" in result.notes
-    assert "gradient" not in {one.method for one in result.candidates}
+    assert "gradient" not in {candidate.method for candidate in result.candidates}
     assert any(note.startswith("--keep was not used") for note in result.notes)
     monkeypatch.setattr(auto, "CARRY_MARGIN", -2.0)
     kept = transport(*models, data=images, batches=1, strength=1.0, keep=images)
@@ -77,7 +77,7 @@ def test_energy_is_the_share_in_directions_that_the_inputs_showed_however_maps_a
             align="cls",
             options={"complete": complete},
         )
-        energies[complete] = next(one for one in result.moved.layers if one.tensor == name)
+        energies[complete] = next(layer for layer in result.moved.layers if layer.tensor == name)
     hook = layer.register_forward_hook(lambda module, given, made: seen.append(given[0][:, 0]))
     kit.logits(source, kit.pictures(4))
     hook.remove()
@@ -85,9 +85,9 @@ def test_energy_is_the_share_in_directions_that_the_inputs_showed_however_maps_a
     change = (tuned.get_parameter(name) - source.get_parameter(name)).detach()
     wanted = float((change @ basis).square().sum() / change.square().sum())
     assert 0.05 < wanted < 0.6
-    for complete, found in energies.items():
-        assert found.rank_in[0] == 4
-        assert found.energy_in == pytest.approx(wanted, rel=1e-3), complete
+    for complete, right in energies.items():
+        assert right.rank_in[0] == 4
+        assert right.energy_in == pytest.approx(wanted, rel=1e-3), complete
 
 
 def test_a_part_of_a_fused_weight_that_stays_is_listed_though_others_move(kit):
@@ -116,8 +116,8 @@ def test_a_part_of_a_fused_weight_that_stays_is_listed_though_others_move(kit):
     name = "layers.0.self_attn.qkv_proj.weight"
     assert float(result.moved.dense[name][:32].norm()) > 0
     assert float(result.moved.dense[name][32:].norm()) == 0
-    left = {one.role: one for one in result.moved.left if one.tensor == name}
+    left = {each.role: each for each in result.moved.left if each.tensor == name}
     assert set(left) == {"attention.key", "attention.value"}
-    for role, one in left.items():
-        assert one.reason == f"its part {role}: 'identity' moves between equal shapes only"
-        assert one.norm > 0
+    for role, right in left.items():
+        assert right.reason == f"its part {role}: 'identity' moves between equal shapes only"
+        assert right.norm > 0

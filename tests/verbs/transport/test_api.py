@@ -92,8 +92,8 @@ def test_towards_a_narrower_target_every_layer_says_what_it_keeps(kit):
             == min(before[name].shape[1], target.get_parameter(name).shape[1])
         )
         assert layer.kept**2 <= layer.energy_in < 1.0
-    told = {one["tensor"]: one["kept"] for one in result.summary()["layers"]}
-    assert all(told[name] == layer.kept for name, layer in weights.items())
+    by_name = {layer["tensor"]: layer["kept"] for layer in result.summary()["layers"]}
+    assert all(by_name[name] == layer.kept for name, layer in weights.items())
 
 
 def test_norm_gains_move_as_a_vector_as_a_diagonal_or_not_at_all(kit):
@@ -101,17 +101,17 @@ def test_norm_gains_move_as_a_vector_as_a_diagonal_or_not_at_all(kit):
     tuned, name = kit.nudge(source), "vit.layers.0.layernorm_before.weight"
     change = (tuned.get_parameter(name) - source.get_parameter(name)).detach()
     given = {"data": kit.pictures(256), "method": "theseus", "strength": 1.0, "batches": 8}
-    found = {
+    by_name = {
         choice: transport(source, tuned, target, roles={"norms": choice}, **given).moved
         for choice in ("vector", "diagonal", "keep")
     }
-    vector, diagonal = (found[choice].dense[name] for choice in ("vector", "diagonal"))
+    vector, diagonal = (by_name[choice].dense[name] for choice in ("vector", "diagonal"))
     # rows of T are orthonormal: Tᵀδγ keeps the length, (T ∘ T)ᵀδγ the sum
     assert float(vector.norm()) == pytest.approx(float(change.norm()), rel=1e-5)
     assert float(diagonal.sum()) == pytest.approx(float(change.sum()), rel=1e-4)
     assert not torch.allclose(vector, diagonal, atol=1e-4)
-    assert name not in found["keep"].dense
-    assert "norms are kept (roles)" in {one.reason for one in found["keep"].left if one.tensor == name}
+    assert name not in by_name["keep"].dense
+    assert "norms are kept (roles)" in {each.reason for each in by_name["keep"].left if each.tensor == name}
 
 
 def test_shots_are_labelled_rows_per_class_of_the_training_part_alone():
@@ -121,13 +121,13 @@ def test_shots_are_labelled_rows_per_class_of_the_training_part_alone():
     rows, labels = np.arange(300.0).reshape(300, 1), np.arange(300) % 5
     parts = np.repeat(["train", "validation", "test"], 100)
     data = wrap(rows, labels, kind="array", splits=list(parts))
-    made = draw(data, shots=3, seed=1)
-    chosen = np.concatenate(list(made.calibration)).astype(int)
+    result = draw(data, shots=3, seed=1)
+    chosen = np.concatenate(list(result.calibration)).astype(int)
     assert np.bincount(labels[chosen]).tolist() == [3] * 5
-    assert made.calibration_labels.tolist() == labels[chosen].tolist()
-    for drawn in (made.calibration, made.head, made.held_out):
+    assert result.calibration_labels.tolist() == labels[chosen].tolist()
+    for drawn in (result.calibration, result.head, result.held_out):
         assert set(parts[np.concatenate(list(drawn)).astype(int)]) == {"train"}
-    assert set(parts[np.concatenate(list(made.validation)).astype(int)]) == {"validation"}
+    assert set(parts[np.concatenate(list(result.validation)).astype(int)]) == {"validation"}
     again, other = (np.concatenate(list(draw(data, shots=3, seed=seed).calibration)) for seed in (1, 2))
     assert again.tolist() == chosen.tolist() != other.tolist()
 
@@ -158,7 +158,7 @@ def test_every_change_is_moved_or_listed_with_its_reason(kit):
             batches=1,
             roles=roles,
         )
-        left = {one.tensor: one.reason for one in result.moved.left}
+        left = {each.tensor: each.reason for each in result.moved.left}
         assert "different outputs" in left["classifier.weight"] or "kept" in left["classifier.weight"]
         names = {name for name, _ in source.named_parameters()}
         moved = {name for name in names if name in result.moved.dense}
@@ -177,7 +177,7 @@ def test_a_head_that_grew_in_the_fine_tune_is_listed(kit, tmp_path):
         folders.append(str(tmp_path / name))
     options = {"data": kit.pictures(32), "method": "theseus", "strength": 1.0, "batches": 1}
     for models in ((source, tuned, target), folders):
-        left = {one.tensor: one for one in transport(*models, **options).moved.left}
+        left = {each.tensor: each for each in transport(*models, **options).moved.left}
         assert set(left) == {"classifier.weight", "classifier.bias"}
         assert left["classifier.weight"].reason == "it is 3 × 32 in the source and 5 × 32 in its fine-tune"
         assert left["classifier.weight"].role == "head"
@@ -322,8 +322,8 @@ def test_a_command_that_is_killed_twice_reuses_what_it_saved(kit, tmp_path, monk
     assert not list((tmp_path / "cache" / "transport").iterdir()), "nobody needs them any more"
     assert CliRunner().invoke(command, arguments("whole")).exit_code == 0
     assert calls == {Stepper: 8, GradientStep: 12}
-    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
-    assert made[0] == made[1]
+    output = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "whole")]
+    assert output[0] == output[1]
 
 
 def test_wrong_pairs_are_named(kit):
@@ -341,14 +341,14 @@ def test_wrong_pairs_are_named(kit):
 
 def test_the_same_arguments_give_the_same_bytes(kit):
     source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)
-    made = [
+    denses = [
         transport(
             source, kit.nudge(source), target, data=kit.pictures(64), method=method, strength=1.0, batches=2
         ).moved.dense
         for method in ("gradient", "gradient", "random-aligned", "random-aligned")
     ]
-    for one, other in ((made[0], made[1]), (made[2], made[3])):
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for first, other in ((denses[0], denses[1]), (denses[2], denses[3])):
+        assert all(torch.equal(first[name], other[name]) for name in first)
 
 
 def test_memory_does_not_grow_with_batches(kit):
@@ -404,9 +404,9 @@ def test_pairs_of_texts_move_between_tokenizers(minilm, models_dir):
 def kit_nudged(model: torch.nn.Module) -> torch.nn.Module:
     import copy
 
-    made = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     with torch.no_grad():
-        for name, parameter in made.named_parameters():
+        for name, parameter in copied.named_parameters():
             if "encoder" in name:
                 parameter.mul_(1.01)
-    return made
+    return copied

@@ -95,7 +95,7 @@ def test_auto_takes_the_plain_update_between_relatives_and_says_why(kit):
     tuned = kit.nudge(source, size=0.3)
     relative = kit.nudge(source, size=0.02, seed=8)
     result = transport(source, tuned, relative, data=kit.pictures(600), batches=3)
-    assert {one.method for one in result.candidates} >= {
+    assert {candidate.method for candidate in result.candidates} >= {
         "identity",
         "theseus",
         "gradient",
@@ -103,7 +103,9 @@ def test_auto_takes_the_plain_update_between_relatives_and_says_why(kit):
     }
     assert "relatives" in result.notes[0]
     assert result.notes[1].startswith(f"'{result.method}' was taken")
-    best = max(one.agreement for one in result.candidates if not one.method.startswith("carry"))
+    best = max(
+        candidate.agreement for candidate in result.candidates if not candidate.method.startswith("carry")
+    )
     assert best > 0.9
     assert result.method in ("identity", "theseus", "gradient")
 
@@ -156,9 +158,9 @@ def test_a_clip_model_classifies_by_its_text_tower(kit):
 
     clip = LoadedModel("clip", model, model.config, custom=preprocess)
     classes = ("cat", "dog", "bird")
-    made = zero_shot(clip, classes, ("{}", "a {}"))
+    output = zero_shot(clip, classes, ("{}", "a {}"))
     images = kit.pictures(6, channels=3)
-    reading = Readout(made).all(list(images))
+    reading = Readout(output).all(list(images))
     with torch.no_grad():
         words = torch.stack(
             [
@@ -171,7 +173,7 @@ def test_a_clip_model_classifies_by_its_text_tower(kit):
         pictures = model.get_image_features(pixel_values=torch.from_numpy(images)).pooler_output
         cosines = torch.nn.functional.cosine_similarity(pictures[:, None], words[None], dim=2)
     torch.testing.assert_close(reading.outputs, 100 * cosines, atol=1e-3, rtol=1e-4)
-    assert Readout(made).task == "classes"
+    assert Readout(output).task == "classes"
 
 
 def strangers(kit):
@@ -227,14 +229,14 @@ def test_damaged_findings_are_found_anew(kit, tmp_path):
 
 
 def test_every_candidate_has_its_line_of_progress_with_what_is_known_so_far(kit):
-    told = []
+    entries = []
     transport(
         *strangers(kit),
         data=kit.pictures(32),
         batches=1,
-        progress=lambda what, done, total: told.append(what),
+        progress=lambda what, done, total: entries.append(what),
     )
-    lines = [what for what in dict.fromkeys(told) if what.endswith(": strength")]
+    lines = [what for what in dict.fromkeys(entries) if what.endswith(": strength")]
     assert [line.split(",")[0] for line in lines] == [f"candidate {number} of 4" for number in range(1, 5)]
     assert "best so far" not in lines[0]
     assert all("best so far identity" in line or "best so far" in line for line in lines[1:])

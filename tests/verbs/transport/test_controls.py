@@ -30,7 +30,7 @@ def test_every_method_moves_the_tensors_that_theseus_moves(kit, roles):
         for name in names:
             moved = moved_by(name, models, images, roles=roles)
             assert set(moved.dense) == set(wanted.dense), name
-            assert {one.tensor for one in moved.left} == {one.tensor for one in wanted.left}, name
+            assert {each.tensor for each in moved.left} == {each.tensor for each in wanted.left}, name
 
 
 @pytest.mark.parametrize("method", ["random", "random-aligned"])
@@ -55,10 +55,10 @@ def test_a_random_update_does_not_read_the_tables_of_the_fine_tune(kit):
     source, target = kit.tiny_vit(16), kit.tiny_vit(24, seed=4)
     images = kit.pictures(48)
     for method in ("random", "random-aligned"):
-        one, other = (
+        first, other = (
             moved_by(method, (source, kit.nudge(source, seed=seed), target), images).dense for seed in (3, 5)
         )
-        for name, change in one.items():
+        for name, change in first.items():
             torch.testing.assert_close(change, other[name], atol=1e-5, rtol=1e-3, msg=f"{method} {name}")
 
 

@@ -23,14 +23,14 @@ def fitted_maps(kit, widths: tuple[int, int], images: int = 256) -> dict[str, tu
     plan = make_plan(request)
     method = Theseus()
     maps = Maps(prepare(plan, method).statistics, method, seed=0)
-    found = {}
+    by_name = {}
     for pair in plan.matching.pairs:
         if pair.target.kind == "linear" and pair.target.role != "head":
             layer = maps.layer(pair, False)
             assert not isinstance(layer, str), layer
-            found[pair.name] = maps.map(pair, layer, "input"), maps.map(pair, layer, "output")
-    assert len(found) == 12
-    return found
+            by_name[pair.name] = maps.map(pair, layer, "input"), maps.map(pair, layer, "output")
+    assert len(by_name) == 12
+    return by_name
 
 
 def off_identity(matrix: Tensor) -> float:
@@ -42,9 +42,9 @@ def off_identity(matrix: Tensor) -> float:
 @pytest.mark.parametrize("widths", WIDTHS)
 def test_every_map_between_two_models_has_orthonormal_rows_or_columns(kit, widths):
     for name, sides in fitted_maps(kit, widths).items():
-        for found in sides:
-            assert found.full_rank, name
-            assert off_identity(found.matrix) < 1e-10, name
+        for side in sides:
+            assert side.full_rank, name
+            assert off_identity(side.matrix) < 1e-10, name
 
 
 def test_maps_between_two_models_keep_the_norm_of_every_wider_layer_and_no_narrower_one(kit):
@@ -63,32 +63,32 @@ def test_maps_between_two_models_keep_the_norm_of_every_wider_layer_and_no_narro
 @pytest.mark.parametrize("widths", WIDTHS[:2])
 def test_one_or_two_threads_give_the_same_maps_and_ranks(kit, widths):
     """In float64: where torch itself rounds a float32 forward pass by the number of threads, maps follow."""
-    before, found = torch.get_num_threads(), []
+    before, entries = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(fitted_maps(kit, widths, images=128))
+            entries.append(fitted_maps(kit, widths, images=128))
     finally:
         torch.set_num_threads(before)
-    for name, sides in found[0].items():
-        for one, other in zip(sides, found[1][name], strict=True):
-            assert one.rank == other.rank
-            torch.testing.assert_close(other.matrix, one.matrix, atol=1e-8, rtol=0, msg=name)
+    for name, sides in entries[0].items():
+        for first, other in zip(sides, entries[1][name], strict=True):
+            assert first.rank == other.rank
+            torch.testing.assert_close(other.matrix, first.matrix, atol=1e-8, rtol=0, msg=name)
 
 
 def test_one_or_two_threads_give_the_same_update_from_inputs_to_weights(kit):
     source, target = kit.tiny_vit(96), kit.tiny_vit(128, seed=4)
     tuned, images = kit.nudge(source), kit.pictures(128)
-    before, made = torch.get_num_threads(), []
+    before, entries = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            made.append(
+            entries.append(
                 transport(source, tuned, target, data=images, method="theseus", strength=1.0, batches=4).moved
             )
     finally:
         torch.set_num_threads(before)
-    for name, moved in made[0].dense.items():
-        torch.testing.assert_close(made[1].dense[name], moved, atol=1e-8, rtol=0, msg=name)
-    ranks = [[(one.site, one.rank_in, one.rank_out) for one in moved.layers] for moved in made]
+    for name, moved in entries[0].dense.items():
+        torch.testing.assert_close(entries[1].dense[name], moved, atol=1e-8, rtol=0, msg=name)
+    ranks = [[(layer.site, layer.rank_in, layer.rank_out) for layer in moved.layers] for moved in entries]
     assert ranks[0] == ranks[1]

@@ -29,10 +29,14 @@ def save(model: nn.Module, folder: Path, words: list[str] | None = WORDS) -> str
         from transformers import PreTrainedTokenizerFast
 
         vocabulary = {word: row for row, word in enumerate(["<pad>", "<unk>", "</s>", *words])}
-        made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
         PreTrainedTokenizerFast(
-            tokenizer_object=made, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", model_max_length=32
+            tokenizer_object=tokenizer,
+            pad_token="<pad>",
+            unk_token="<unk>",
+            eos_token="</s>",
+            model_max_length=32,
         ).save_pretrained(folder)
     return str(folder)
 
@@ -142,7 +146,7 @@ def test_a_pair_of_other_width_goes_from_folder_to_folder(kit, tmp_path, name):
     for key, expected in wanted.items():
         assert torch.isfinite(after[key]).all()
         torch.testing.assert_close(after[key], expected, atol=1e-6, rtol=1e-5, msg=key)
-    reasons = {one.tensor: one.reason for one in result.moved.left}
+    reasons = {each.tensor: each.reason for each in result.moved.left}
     names = {key for key, _ in base.named_parameters()}
     sources = {part for layer in result.moved.layers for part in layer.sources}
     assert sources
@@ -208,8 +212,8 @@ def test_a_rotated_llama_gets_the_rotated_fine_tune(kit, tmp_path):
     moved = transport(*folders, data=sentences(256), **options)
     ids = torch.randint(3, VOCABULARY, (8, 11))
     with torch.no_grad():
-        made, wanted, before = (model(ids).logits for model in (moved.model().float(), tuned, models["b"]))
-    assert float((made - wanted).abs().max()) < 1e-4
+        output, wanted, before = (model(ids).logits for model in (moved.model().float(), tuned, models["b"]))
+    assert float((output - wanted).abs().max()) < 1e-4
     assert float((before - wanted).abs().max()) > 0.05, "the fine-tune does something"
 
 
@@ -267,7 +271,7 @@ def test_post_norm_encoders_of_other_depth_move_norms_and_maps(kit, tmp_path):
     folders = [save(model, tmp_path / title) for title, model in models.items()]
     result = transport(*folders, data=sentences(96), method="theseus", strength=1.0, batches=3)
     assert {layer.site for layer in result.moved.layers} >= {"text.1.norm.mlp_out", "text.1.attention.query"}
-    assert all("blocks against" in one.reason for one in result.moved.left), result.moved.left
+    assert all("blocks against" in each.reason for each in result.moved.left), result.moved.left
 
 
 @pytest.mark.slow
@@ -313,7 +317,7 @@ def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp
         strength=1.0,
         batches=1,
     )
-    assert all("3 blocks against 30" in one.reason for one in result.moved.left)
+    assert all("3 blocks against 30" in each.reason for each in result.moved.left)
     result.save(tmp_path / "out")
     loaded = peft.PeftModel.from_pretrained(
         LlamaForCausalLM.from_pretrained(tmp_path / "small"), str(tmp_path / "out")
@@ -373,7 +377,7 @@ def test_rebasin_matches_the_heads_of_the_image_tower(kit):
                 attention.out_proj.weight.copy_(attention.out_proj.weight[:, order])
     data = kit.pictures(48, channels=3)
     result = transport(base, tuned, turned, data=data, method="transfusion", strength=1.0, batches=1)
-    found = result.model().vision_model.state_dict()
+    weights = result.model().vision_model.state_dict()
     for key, expected in wanted.vision_model.state_dict().items():
         if "self_attn" in key:
-            torch.testing.assert_close(found[key], expected, atol=1e-5, rtol=1e-4, msg=key)
+            torch.testing.assert_close(weights[key], expected, atol=1e-5, rtol=1e-4, msg=key)

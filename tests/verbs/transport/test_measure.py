@@ -73,7 +73,7 @@ def test_a_twin_is_measured_with_every_head_and_on_what_it_forgets(twins, kit):
         assert [row.probe, row.reused_head] == right
     assert result.measured.probe_labels == 128
     assert result.measured.metric == "accuracy"
-    assert {"test", "original"} <= {one.role for one in result.inputs}
+    assert {"test", "original"} <= {row.role for row in result.inputs}
     assert result.at(2.0).measured is None, "another strength was not measured"
     assert result.at(2.0).metrics == {}
 

@@ -9,8 +9,8 @@ from transship.verbs.transport.permutations import match_units, site_axes
 
 
 def parameters(model):
-    found = dict(model.named_parameters())
-    return lambda name: found[name]
+    by_name = dict(model.named_parameters())
+    return lambda name: by_name[name]
 
 
 def test_a_permuted_twin_is_matched_unit_by_unit(kit):
@@ -43,11 +43,11 @@ def test_segments_give_every_stretch_of_the_stream_its_own_order(kit):
 
 def test_the_draw_of_visits_is_fixed_by_the_seed(kit):
     source, other = kit.tiny_vit(), kit.tiny_vit(seed=6)
-    made = [
+    entries = [
         match_units(find_sites(source), parameters(source), parameters(other), heads=4, seed=3)[0]
         for _ in range(2)
     ]
-    assert all(torch.equal(made[0][group], made[1][group]) for group in made[0])
+    assert all(torch.equal(entries[0][group], entries[1][group]) for group in entries[0])
 
 
 def test_matching_raises_the_overlap_of_the_weights(kit):
@@ -67,7 +67,9 @@ def test_matching_raises_the_overlap_of_the_weights(kit):
 
 
 def test_a_norm_stands_on_the_stretch_that_it_reads(kit):
-    site = next(one for one in find_sites(kit.tiny_vit()) if one.name == "vision.1.norm.mlp_in")
+    site = next(
+        find_site for find_site in find_sites(kit.tiny_vit()) if find_site.name == "vision.1.norm.mlp_in"
+    )
     assert site_axes(site, "segments", 2).out == "vision.residual.3"
     assert site_axes(site, "shared", 2).out == "vision.residual"
 
@@ -110,9 +112,9 @@ def test_a_masked_language_models_decoder_is_not_taken_for_a_reader_of_the_strea
     )
     model = kit.spread(BertForMaskedLM(config), 1)
     _, axes = match_units(find_sites(model), parameters(model), parameters(model), heads=4)
-    tail = {name.partition(":")[2]: found for name, found in axes.items() if "head.transform" in name}
+    tail = {name.partition(":")[2]: each for name, each in axes.items() if "head.transform" in name}
     assert tail["cls.predictions.transform.dense"].into == "text.residual"
-    for name, found in tail.items():
-        assert found.out is None
+    for name, right in tail.items():
+        assert right.out is None
         if name != "cls.predictions.transform.dense":
-            assert found.into is None, name
+            assert right.into is None, name

@@ -206,10 +206,10 @@ def test_where_no_class_holds_the_head_the_lines_that_load_it_are_said_and_work(
     config = transformers.CLIPTextConfig(**SHAPE, **MARKS)
     target = save(transformers.CLIPTextModel(config), tmp_path / "target", kit, 5)
     result = moved(fine_tunes, "classes", target, texts, tmp_path / "out")
-    said = " ".join(result.notes)
-    assert "transformers has no ForSequenceClassification for CLIPTextModel" in said
+    text = " ".join(result.notes)
+    assert "transformers has no ForSequenceClassification for CLIPTextModel" in text
     for line in ("CLIPTextModel.from_pretrained", "load_file", 'head["weight"].T + head["bias"]'):
-        assert line in said
+        assert line in text
         assert line in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     head = load_file(tmp_path / "out" / "head.safetensors")
     assert head["weight"].shape == (3, 16)

@@ -169,8 +169,8 @@ def test_outputs_never_replace_what_is_read(kit, folders, tmp_path):
             result.save(folder, force=True)
     with pytest.raises(OutputError, match="it is a file of TUNED"):
         result.report(f"{folders[1]}/config.json", force=True)
-    one, other = (load_file(f"{place}/model.safetensors") for place in (folders[2], tmp_path / "kept"))
-    assert all(torch.equal(one[name], other[name]) for name in other)
+    first, other = (load_file(f"{place}/model.safetensors") for place in (folders[2], tmp_path / "kept"))
+    assert all(torch.equal(first[name], other[name]) for name in other)
     result.save(f"{folders[0]}/moved")  # beside a model's files nothing is lost
 
 

@@ -40,8 +40,8 @@ def test_another_preprocessing_does_not_reuse_the_statistics_of_the_first(kit, t
         return {"pixel_values": read(rows)["pixel_values"].flip(-1) ** 3}
 
     def moved(preprocess, prepared=None):
-        made = transport(source, tuned, target, preprocess=preprocess, prepared=prepared, **given)
-        return made.moved.dense["vit.layers.0.mlp.fc1.weight"]
+        result = transport(source, tuned, target, preprocess=preprocess, prepared=prepared, **given)
+        return result.moved.dense["vit.layers.0.mlp.fc1.weight"]
 
     first, other = moved(read, tmp_path), moved(mirrored, tmp_path)
     torch.testing.assert_close(other, moved(mirrored))
@@ -58,10 +58,12 @@ def test_another_tokenizer_does_not_reuse_the_statistics_of_the_first(kit, tmp_p
     words = ["<pad>", "<unk>", "bad", "gen", "kip", "log", "mun"]
 
     def folder(name: str, model, order: list[str]) -> str:
-        made = Tokenizer(models.WordLevel({word: row for row, word in enumerate(order)}, unk_token="<unk>"))
-        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        entries = Tokenizer(
+            models.WordLevel({word: row for row, word in enumerate(order)}, unk_token="<unk>")
+        )
+        entries.pre_tokenizer = pre_tokenizers.Whitespace()
         model.save_pretrained(tmp_path / name)
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", unk_token="<unk>")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=entries, pad_token="<pad>", unk_token="<unk>")
         tokenizer.save_pretrained(tmp_path / name)
         return str(tmp_path / name)
 
@@ -70,7 +72,7 @@ def test_another_tokenizer_does_not_reuse_the_statistics_of_the_first(kit, tmp_p
     base = kit.spread(BertModel(config, add_pooling_layer=False), 1).eval()
     tuned = kit.nudge(base)
     texts = [" ".join(words[2 + (row + place) % 5] for place in range(6)) for row in range(32)]
-    made = []
+    entries = []
     for name, order in (("one", words), ("other", [*words[:2], *reversed(words[2:])])):
         places = [folder(f"{name}-{part}", model, order) for part, model in (("a", base), ("t", tuned))]
         transport(
@@ -82,8 +84,8 @@ def test_another_tokenizer_does_not_reuse_the_statistics_of_the_first(kit, tmp_p
             batches=1,
             prepared=tmp_path / "prepared",
         )
-        made.append(len(list((tmp_path / "prepared").iterdir())))
-    assert made == [1, 2]
+        entries.append(len(list((tmp_path / "prepared").iterdir())))
+    assert entries == [1, 2]
 
 
 @pytest.mark.parametrize("strength", [0.0, 1.0])
@@ -119,7 +121,7 @@ def test_an_adapter_at_any_strength_is_one_that_peft_loads(kit, tmp_path, streng
     assert result.adapter
     result.save(tmp_path / "out", force=strength == 0.0)
     stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
-    assert {one.shape[0] for name, one in stored.items() if "lora_A" in name} == {3}, "the rank is kept"
+    assert {each.shape[0] for name, each in stored.items() if "lora_A" in name} == {3}, "the rank is kept"
     loaded = peft.PeftModel.from_pretrained(GPT2Model.from_pretrained(tmp_path / "b"), str(tmp_path / "out"))
     after = loaded.merge_and_unload().state_dict()
     same = [torch.equal(after[name], tensor) for name, tensor in wide.state_dict().items()]

@@ -70,7 +70,7 @@ def test_a_carried_head_is_where_its_fine_tune_begins(moved):
 def test_a_target_without_the_classes_begins_with_a_new_head(moved, kit):
     (source, tuned, _), data, held = moved
     target = kit.permuted_vit(source)
-    two = [wrap(one.inputs, np.arange(len(one)) % 7, kind="array", name=one.name) for one in (data, held)]
+    two = [wrap(each.inputs, np.arange(len(each)) % 7, kind="array", name=each.name) for each in (data, held)]
     result = transport(source, tuned, target, data=two[0], test=two[1], **GIVEN, validation=False)
     warm = result.measured.warm
     assert warm.head == "a new head"
@@ -92,11 +92,11 @@ def test_what_cannot_be_fine_tuned_is_refused_before_the_work(moved):
         raise AssertionError("work began")
 
     models, data, held = moved
-    for given, said in (
+    for given, right in (
         ({"data": data}, "--warm-start: fine-tuning curves are measured on test rows; add --test DATA"),
         ({"data": data.inputs, "test": held}, "has no labels to fine-tune on"),
     ):
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=right):
             transport(*models, **given, **GIVEN, progress=refuse)
 
 
@@ -117,4 +117,4 @@ def test_the_command_line_prints_the_curves(moved, tmp_path):
     steps = next(row for row in table if row == ["fine-tune", "0", "1", "2"])
     curves = [row for row in table if row[:1] == ["from"]]
     assert len(curves) == 2
-    assert all(0 <= float(one) <= 1 for row in curves for one in row[-len(steps[1:]) :])
+    assert all(0 <= float(each) <= 1 for row in curves for each in row[-len(steps[1:]) :])

@@ -55,10 +55,10 @@ def save(model: nn.Module, folder, words: list[str] = WORDS) -> str:
 
     model.save_pretrained(folder)
     vocabulary = {word: row for row, word in enumerate([*SPECIAL, *words])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=24, **names).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=24, **names).save_pretrained(folder)
     return str(folder)
 
 
@@ -83,7 +83,7 @@ def test_a_tagger_is_carried_to_a_bare_encoder_by_the_dense_ridge_over_tokens(ki
 
     source, target = bert("Model", 32, kit, seed=1), bert("Model", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForTokenClassification", 32, kit, seed=2), kit)
-    folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned), ("b", target))]
+    folders = [save(each, tmp_path / name) for name, each in (("a", source), ("t", tuned), ("b", target))]
     texts = sentences(90)
     options = {"body": "none", "penalty": 0.1}
     result = transport(*folders, data=texts, method="carry", options=options, batches=1)
@@ -107,7 +107,7 @@ def test_a_tagger_is_carried_to_a_bare_encoder_by_the_dense_ridge_over_tokens(ki
 def test_a_taggers_strength_is_found_by_agreement_token_by_token(kit, tmp_path, method):
     source = bert("ForTokenClassification", 32, kit, seed=1)
     tuned = kit.nudge(source, size=0.3)
-    folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned))]
+    folders = [save(each, tmp_path / name) for name, each in (("a", source), ("t", tuned))]
     result = transport(*folders, folders[0], data=sentences(128), method=method, batches=3)
     assert result.choice.by == "agreement"
     assert dict(result.choice.curve)[0.0] < 0.9, "the fine-tune does something"
@@ -116,14 +116,14 @@ def test_a_taggers_strength_is_found_by_agreement_token_by_token(kit, tmp_path, 
     assert result.strength == 1.0
     if method == "auto":
         assert {"carry, body theseus", "untouched target", "random-aligned"} <= {
-            one.method for one in result.candidates
+            candidate.method for candidate in result.candidates
         }
 
 
 def test_a_taggers_gradients_need_no_head_on_either_base(kit, tmp_path):
     source, target = bert("Model", 32, kit, seed=1), bert("Model", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForTokenClassification", 32, kit, seed=2), kit)
-    folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned), ("b", target))]
+    folders = [save(each, tmp_path / name) for name, each in (("a", source), ("t", tuned), ("b", target))]
     result = transport(*folders, data=sentences(64), method="gradient", strength=1.0, batches=2)
     maps = [layer for layer in result.moved.layers if layer.rank_out is not None]
     assert len(maps) == 12
@@ -133,7 +133,7 @@ def test_a_taggers_gradients_need_no_head_on_either_base(kit, tmp_path):
 def test_a_tagger_does_not_fit_a_head_that_reads_whole_texts(kit, tmp_path):
     source, target = bert("Model", 32, kit, seed=1), bert("ForSequenceClassification", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForTokenClassification", 32, kit, seed=2), kit)
-    folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned), ("b", target))]
+    folders = [save(each, tmp_path / name) for name, each in (("a", source), ("t", tuned), ("b", target))]
 
     def refuse(what, done, total):
         raise AssertionError(f"{what}: it was refused too late")
@@ -153,7 +153,7 @@ def test_values_are_carried_to_a_bare_encoder_by_the_dense_ridge_over_what_its_c
 
     source, target = bert("Model", 32, kit, seed=1), bert("Model", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForSequenceClassification", 32, kit, seed=2, classes=1), kit)
-    folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned), ("b", target))]
+    folders = [save(each, tmp_path / name) for name, each in (("a", source), ("t", tuned), ("b", target))]
     texts = sentences(90)
     options = {"body": "none", "penalty": 0.1}
     head = transport(*folders, data=texts, method="carry", options=options, batches=1).head
@@ -181,7 +181,7 @@ def test_a_classifier_made_from_a_masked_language_model_reads_states_not_words(k
     """Both bases come with a vocabulary as their head, which says nothing about the task."""
     source, target = bert("ForMaskedLM", 32, kit, seed=1), bert("ForMaskedLM", 48, kit, seed=3)
     tuned = tuned_from(source, bert("ForSequenceClassification", 32, kit, seed=2), kit)
-    folders = [save(one, tmp_path / name) for name, one in (("a", source), ("t", tuned), ("b", target))]
+    folders = [save(each, tmp_path / name) for name, each in (("a", source), ("t", tuned), ("b", target))]
     result = transport(*folders, data=sentences(96), method="carry", batches=2, strength=1.0)
     assert result.head.weight.shape == (3, 48)
     result.save(tmp_path / "out")
@@ -212,7 +212,7 @@ def gpt2(width: int, kit, seed: int) -> nn.Module:
 def test_a_language_models_strength_is_found_by_the_words_it_chooses(kit, tmp_path):
     source = gpt2(32, kit, 1)
     folders = [
-        save(one, tmp_path / name) for name, one in (("a", source), ("t", kit.nudge(source, size=0.2)))
+        save(each, tmp_path / name) for name, each in (("a", source), ("t", kit.nudge(source, size=0.2)))
     ]
     result = transport(*folders, folders[0], data=sentences(96), method="theseus", batches=2)
     assert result.choice.by == "agreement"
@@ -223,7 +223,7 @@ def test_a_language_models_strength_is_found_by_the_words_it_chooses(kit, tmp_pa
 def test_other_vocabularies_want_a_strength_before_any_work(kit, tmp_path):
     source = gpt2(32, kit, 1)
     folders = [
-        save(one, tmp_path / name) for name, one in (("a", source), ("t", kit.nudge(source, size=0.2)))
+        save(each, tmp_path / name) for name, each in (("a", source), ("t", kit.nudge(source, size=0.2)))
     ]
     other = save(gpt2(48, kit, 2), tmp_path / "b", [word[::-1] for word in WORDS])
 

@@ -30,11 +30,11 @@ def verdict(**figures):
 
 
 def test_a_result_near_its_source_has_no_warning():
-    found = verdict(source=0.98, probe=0.95, result=0.96)
-    assert found.warnings == ()
-    assert found.sentence.startswith("96.0 % of the 600 rows of test.parquet are answered as labelled")
+    result = verdict(source=0.98, probe=0.95, result=0.96)
+    assert result.warnings == ()
+    assert result.sentence.startswith("96.0 % of the 600 rows of test.parquet are answered as labelled")
     for part in ("fine-tuned source 98.0 %", "untouched target's probe 95.0 %", "most common class 50.0 %"):
-        assert part in found.sentence
+        assert part in result.sentence
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_what_speaks_against_a_result_is_said_with_why(figures, said):
 
 
 def test_values_are_told_as_rank_correlations():
-    found = verdict(source=0.9, probe=0.7, result=0.88, majority=None, metric="rank correlation")
-    assert "the rank correlation with the labels of 600 rows of test.parquet is 0.880" in found.sentence
-    assert found.warnings == ()
+    result = verdict(source=0.9, probe=0.7, result=0.88, majority=None, metric="rank correlation")
+    assert "the rank correlation with the labels of 600 rows of test.parquet is 0.880" in result.sentence
+    assert result.warnings == ()
 
 
 def test_validation_speaks_where_nothing_was_tested():
@@ -158,9 +158,9 @@ def test_a_search_finds_the_top_of_a_curve_in_fewer_tries_than_the_grid_has(best
         tried.append(float(model.weight))
         return -abs(np.log2(tried[-1] + 0.1) - np.log2(best + 0.1))
 
-    found, curve = search(model, {"weight": torch.ones(1, 1)}, score, grid=GRID)
-    assert found == best
-    assert dict(curve)[found] == max(score for _, score in curve)
+    result, curve = search(model, {"weight": torch.ones(1, 1)}, score, grid=GRID)
+    assert result == best
+    assert dict(curve)[result] == max(score for _, score in curve)
     assert [strength for strength, _ in curve] == sorted(tried)
     assert len(tried) <= 10
     assert best > 1 or len(tried) <= 7

@@ -59,10 +59,12 @@ def save(model: nn.Module, folder, pieces: list[str], longest: int = LONGEST) ->
 
     model.save_pretrained(folder)
     vocabulary = {word: row for row, word in enumerate([*SPECIAL, *pieces])}
-    made = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "</s>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=longest, **names).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=longest, **names).save_pretrained(
+        folder
+    )
     return str(folder)
 
 
@@ -77,9 +79,9 @@ def at_words(model: nn.Module, folder: str, texts: list[str]) -> tuple[Tensor, T
             encoded = tokenizer(text, return_tensors="pt", truncation=True)
             words = encoded.word_ids()
             first = [words.index(word) for word in range(len(text.split())) if word in words]
-            made = model(**encoded, output_hidden_states=True)
-            states.append(made.hidden_states[-1][0, first])
-            outputs.append(made.logits[0, first] if "logits" in made else states[-1])
+            output = model(**encoded, output_hidden_states=True)
+            states.append(output.hidden_states[-1][0, first])
+            outputs.append(output.logits[0, first] if "logits" in output else states[-1])
     return torch.cat(states), torch.cat(outputs)
 
 
@@ -96,7 +98,7 @@ def taggers(kit, tmp_path):
 
     source = bert("ForTokenClassification", 32, PIECES, kit, seed=1)
     tuned = kit.nudge(source, size=0.3)
-    folders = [save(one, tmp_path / name, PIECES, 32) for name, one in (("a", source), ("t", tuned))]
+    folders = [save(each, tmp_path / name, PIECES, 32) for name, each in (("a", source), ("t", tuned))]
     train, test = sentences(96, seed=1), sentences(40, seed=2)
     choices = [at_words(tuned, folders[0], texts)[1].argmax(1) for texts in (train, test)]
     return SimpleNamespace(
@@ -197,7 +199,7 @@ def test_the_command_line_measures_labels_per_word(taggers, tmp_path):
         with (tmp_path / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
             rows = csv.writer(file)
             rows.writerow(["text", "label"])
-            rows.writerows(zip(data.inputs, (data.label_names[one] for one in data.labels), strict=True))
+            rows.writerows(zip(data.inputs, (data.label_names[label] for label in data.labels), strict=True))
     done = CliRunner().invoke(
         command,
         [
@@ -210,8 +212,8 @@ def test_the_command_line_measures_labels_per_word(taggers, tmp_path):
         ],
     )
     assert done.exit_code == 0, (done.output, done.exception)
-    found = json.loads(done.stdout)["measured"]
-    assert found["unit"] == "words"
-    theirs, untouched, moved = (row["own_head"] for row in found["rows"])
+    record = json.loads(done.stdout)["measured"]
+    assert record["unit"] == "words"
+    theirs, untouched, moved = (row["own_head"] for row in record["rows"])
     assert theirs == 1.0
     assert moved > untouched + 0.1

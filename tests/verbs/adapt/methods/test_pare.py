@@ -19,8 +19,8 @@ def test_pare_has_the_recipe_of_its_backbone():
     assert plain.recipe(vision=False, dense=False) == (0.5, 0.0, 0.1)
     assert plain.recipe(vision=True, dense=False) == (0.64, 0.16, 1.0)
     assert plain.recipe(vision=True, dense=True) == (0.32, 0.16, 1.0)
-    told = build_method("adapt", "pare", {"start_share": "0.4", "weight": "0.2"})
-    assert told.recipe(vision=True, dense=False) == (0.4, 0.16, 0.2)
+    method = build_method("adapt", "pare", {"start_share": "0.4", "weight": "0.2"})
+    assert method.recipe(vision=True, dense=False) == (0.4, 0.16, 0.2)
 
 
 @pytest.mark.parametrize(("reads", "shape"), [("text", (60,)), ("vision", (60,)), ("vision", (60, 1, 3, 3))])

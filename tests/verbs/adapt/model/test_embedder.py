@@ -49,8 +49,8 @@ def vision_theta() -> Theta:
 @given(length=st.integers(2, 700), tokens=st.integers(2, 64), channels=st.integers(1, 3))
 def test_a_series_of_any_length_becomes_at_most_so_many_tokens(length: int, tokens: int, channels: int):
     shape = shape_for(theta(), (length,), channels, tokens=tokens)
-    made = Embedder(shape)(torch.randn(2, channels, length))
-    assert made.shape == (2, shape.tokens, 8)
+    result = Embedder(shape)(torch.randn(2, channels, length))
+    assert result.shape == (2, shape.tokens, 8)
     assert shape.tokens <= tokens
     assert (shape.tokens - 1) * shape.patch[0] < length  # no token of padding alone
 
@@ -118,17 +118,17 @@ def test_pictures_are_brought_to_the_size_that_the_backbone_knows_unless_a_patch
     own = shape_for(facts, (9, 7), 1, tokens=64, patch=2)
     assert own.resize is None
     assert own.grid == (5, 4)
-    made = new_embedder(own, facts, 0)(torch.randn(2, 1, 9, 7))
-    assert made.shape == (2, 1 + 20, 16)
+    result = new_embedder(own, facts, 0)(torch.randn(2, 1, 9, 7))
+    assert result.shape == (2, 1 + 20, 16)
 
 
 def test_a_text_backbone_reads_the_patches_of_a_field_row_by_row(tiny_bert: Backbone):
     shape = shape_for(tiny_bert.theta, (16, 16), 1, tokens=16)
     assert shape.grid == (4, 4)
-    made = new_embedder(shape, tiny_bert.theta, 0)
+    output = new_embedder(shape, tiny_bert.theta, 0)
     field = torch.zeros(1, 1, 16, 16)
     field[0, 0, 4:8, 0:4] = 1.0  # second row, first column
-    changed = (made(field) - made(torch.zeros_like(field))).abs().sum(2)[0]
+    changed = (output(field) - output(torch.zeros_like(field))).abs().sum(2)[0]
     assert changed.nonzero().flatten().tolist() == [4]
 
 
@@ -155,7 +155,7 @@ def drawn(channels: int = 1, length: int = 37, patch: int = 5) -> RandomStem:
 def test_features_are_shares_and_maxima_of_every_kernel_in_every_patch():
     stem, values = drawn(channels=2, length=40), torch.randn(3, 2, 40)
     stem.look_at(torch.randn(50, 2, 40))
-    found = stem(values) * stem.get_buffer("scale")[:, None] + stem.get_buffer("mean")[:, None]
+    value = stem(values) * stem.get_buffer("scale")[:, None] + stem.get_buffer("mean")[:, None]
     place = 0
     for dilation in stem.dilations:
         weights = stem.get_buffer(f"weights{dilation}")
@@ -164,8 +164,8 @@ def test_features_are_shares_and_maxima_of_every_kernel_in_every_patch():
         for token in range(8):
             piece, kernels = out[:, :, 5 * token : 5 * token + 5], len(weights)
             shares, tops = (piece > 0).float().mean(2), piece.max(2).values
-            torch.testing.assert_close(found[:, place : place + kernels, token], shares, atol=1e-4, rtol=1e-4)
-            later = found[:, place + kernels : place + 2 * kernels, token]
+            torch.testing.assert_close(value[:, place : place + kernels, token], shares, atol=1e-4, rtol=1e-4)
+            later = value[:, place + kernels : place + 2 * kernels, token]
             torch.testing.assert_close(later, tops, atol=1e-4, rtol=1e-4)
         place += 2 * len(weights)
     assert place == stem.outputs
@@ -191,9 +191,9 @@ def test_the_stem_is_not_trained_and_the_map_behind_it_is(tiny_bert: Backbone):
     shape = shape_for(tiny_bert.theta, (37,), 1, tokens=8, stem="rocket")
     embedder = new_embedder(shape, tiny_bert.theta, 0)
     assert not list(embedder.stem.parameters())  # type: ignore[union-attr]
-    made = embedder(torch.randn(4, 1, 37))
-    assert made.shape == (4, 8, 32)
-    made.sum().backward()
+    output = embedder(torch.randn(4, 1, 37))
+    assert output.shape == (4, 8, 32)
+    output.sum().backward()
     assert embedder.project.weight.grad is not None
 
 

@@ -56,13 +56,13 @@ def test_each_state_fills_its_own_patch_of_a_dense_output(
     head = HeadShape(predictor, 60, 2, size, grid, prefix=1).build()  # type: ignore[arg-type]
     assert isinstance(head, DenseHead)
     states = torch.randn(3, 1 + grid[0] * grid[1], 60)
-    made = head(states)
-    assert made.shape == (3, 2, *size)
+    output = head(states)
+    assert output.shape == (3, 2, *size)
     moved = states.clone()
     moved[:, 0] += 1.0  # the class token is not of the field
-    torch.testing.assert_close(head(moved), made)
+    torch.testing.assert_close(head(moved), output)
     moved[:, -1] += 1.0
-    changed = (head(moved) != made).any(1)[0]
+    changed = (head(moved) != output).any(1)[0]
     corner = tuple(
         slice(side - side % -(-side // parts) if side % -(-side // parts) else side - -(-side // parts), None)
         for side, parts in zip(size, grid if len(size) == 2 else (grid[1],), strict=True)

@@ -35,7 +35,7 @@ def test_gram_norms_are_the_norms_of_autograds_gradients(tiny_bert: Backbone, pr
     texts, labels = [proxy.inputs[row] for row in (0, 31, 62, 5)], torch.tensor([0, 1, 2, 1])
     tokens, mask, _ = tiny_bert.source_pass(texts)
     body = tiny_bert.body()
-    found = grams(body, tokens.clone(), mask, mask, None, weight)
+    actual = grams(body, tokens.clone(), mask, mask, None, weight)
 
     tokens = tokens.clone().requires_grad_(True)
     share = mask.float() / mask.sum(1, keepdim=True)
@@ -44,8 +44,8 @@ def test_gram_norms_are_the_norms_of_autograds_gradients(tiny_bert: Backbone, pr
     loss = functional.cross_entropy(logits, labels, reduction="sum")  # a sum: each item's own gradient
     (slopes,) = torch.autograd.grad(loss, tokens)
     expected = slopes.flatten(1).norm(dim=1)
-    made = gram_norms(found, mixing, logits.detach().softmax(1), labels)
-    torch.testing.assert_close(made, expected, rtol=1e-3, atol=1e-5)
+    output = gram_norms(actual, mixing, logits.detach().softmax(1), labels)
+    torch.testing.assert_close(output, expected, rtol=1e-3, atol=1e-5)
 
 
 def evidence(seed: int = 0) -> Recalibration:
@@ -192,6 +192,6 @@ def test_pictures_kept_as_numbers_are_a_proxy_of_a_vision_body(tmp_path: Path):
     file = tmp_path / "pictures.npz"
     np.savez(file, x=np.zeros((12, 1, 8, 8), np.float32), label=np.arange(12) % 2)
     sees = cast(Backbone, SimpleNamespace(reads="image", name="sees"))
-    found = module.checked_proxy(str(file), sees)
-    assert found.kind == "array"
-    assert list(found.label_names) == ["0", "1"]
+    checked_proxy = module.checked_proxy(str(file), sees)
+    assert checked_proxy.kind == "array"
+    assert list(checked_proxy.label_names) == ["0", "1"]

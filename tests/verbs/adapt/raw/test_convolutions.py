@@ -61,10 +61,10 @@ def test_scale_and_offset_of_a_channel_do_not_matter():
 def test_any_size_gives_finite_features_also_of_constant_rows(shape: tuple[int, ...], channels: int):
     rows = torch.randn(6, channels, *shape, generator=torch.Generator().manual_seed(0))
     rows[0] = 2.5
-    made = draw_convolutions(rows, 40, seed=0).features(rows)
-    assert len(made) == 6
-    assert torch.isfinite(made).all()
-    assert made.dtype == torch.float32
+    features = draw_convolutions(rows, 40, seed=0).features(rows)
+    assert len(features) == 6
+    assert torch.isfinite(features).all()
+    assert features.dtype == torch.float32
 
 
 def test_series_give_two_features_per_kernel_and_images_ten():
@@ -97,8 +97,8 @@ def test_a_random_phase_leaves_the_features_nearly_alone():
     phases = torch.rand(60, 1, generator=torch.Generator().manual_seed(0))
     wave = torch.sin(2 * torch.pi * (4 * time + phases))
     rows = torch.cat([wave, wave.sign()])[:, None]
-    made = draw_convolutions(rows, 200, seed=0).features(rows)
-    made = (made - made.mean(0)) / made.std(0).clamp_min(1e-6)
-    between = (made[:60].mean(0) - made[60:].mean(0)).norm()
-    within = (made[:60] - made[:60].mean(0)).norm(dim=1).mean()
+    features = draw_convolutions(rows, 200, seed=0).features(rows)
+    features = (features - features.mean(0)) / features.std(0).clamp_min(1e-6)
+    between = (features[:60].mean(0) - features[60:].mean(0)).norm()
+    within = (features[:60] - features[:60].mean(0)).norm(dim=1).mean()
     assert between > 1.5 * within

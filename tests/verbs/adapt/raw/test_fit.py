@@ -52,23 +52,23 @@ def test_logistic_regression_agrees_with_scikit_learn(count: int):
 
 
 def test_linear_models_fail_on_a_random_phase_where_random_convolutions_do_not():
-    found = {
+    by_name = {
         result.name: result.validation
         for result in raw_baselines(*waves(160, 0), *waves(200, 1), task="classification")
     }
-    assert min(found["logistic"], found["ridge"]) > 0.3
-    assert found["rocket"] < 0.05
+    assert min(by_name["logistic"], by_name["ridge"]) > 0.3
+    assert by_name["rocket"] < 0.05
 
 
 def test_baselines_come_best_first_with_seconds_and_models():
-    found = raw_baselines(*classes(seed=0), *classes(seed=1), task="classification", kernels=200)
-    assert [result.name for result in found][-1] == "constant"
-    assert {result.name for result in found} == set(raw_names("classification"))
-    figures = [result.validation for result in found]
+    outcome = raw_baselines(*classes(seed=0), *classes(seed=1), task="classification", kernels=200)
+    assert [result.name for result in outcome][-1] == "constant"
+    assert {result.name for result in outcome} == set(raw_names("classification"))
+    figures = [result.validation for result in outcome]
     assert figures == sorted(figures)
-    best, (inputs, labels) = found[0], classes(seed=1)
+    best, (inputs, labels) = outcome[0], classes(seed=1)
     assert METRICS["error"](labels, best.model.predict(inputs)) == best.validation
-    assert all(result.seconds >= 0 for result in found)
+    assert all(result.seconds >= 0 for result in outcome)
 
 
 @pytest.mark.parametrize("shape", [(20,), (3, 20), (2, 9, 9)])
@@ -83,8 +83,8 @@ def test_every_baseline_takes_rows_series_and_grids(task: str, shape: tuple[int,
         "regression": signal[:, 0],
     }[task]
     for result in raw_baselines(inputs, targets, inputs[:30], targets[:30], task=task, kernels=40):
-        made = result.model.predict(inputs)
-        assert made.shape == targets.shape
+        predictions = result.model.predict(inputs)
+        assert predictions.shape == targets.shape
         scores = result.model.scores(inputs)
         if task == "regression":
             assert scores is None
@@ -99,11 +99,11 @@ def test_every_baseline_takes_rows_series_and_grids(task: str, shape: tuple[int,
 def test_dense_targets_come_back_in_their_shape(shape: tuple[int, ...]):
     inputs = np.random.default_rng(0).normal(size=(150, *shape)).astype(np.float32)
     targets = 2 * inputs + 1
-    found = raw_baselines(inputs, targets, inputs, targets, task="dense", kernels=64)
-    assert {result.name for result in found} == {"constant", "ridge", "rocket"}
-    for result in found:
+    outcome = raw_baselines(inputs, targets, inputs, targets, task="dense", kernels=64)
+    assert {result.name for result in outcome} == {"constant", "ridge", "rocket"}
+    for result in outcome:
         assert result.model.predict(inputs).shape == targets.shape
-    figures = {result.name: result.validation for result in found}
+    figures = {result.name: result.validation for result in outcome}
     assert figures["ridge"] < 0.2
     assert figures["rocket"] < 0.5 * figures["constant"]
     flat = raw_baselines(inputs, targets[:, 0], inputs, targets[:, 0], task="dense", kernels=32)
@@ -112,8 +112,8 @@ def test_dense_targets_come_back_in_their_shape(shape: tuple[int, ...]):
 
 def test_a_dense_target_on_other_places_has_no_convolutions():
     inputs = np.random.default_rng(0).normal(size=(20, 1, 16)).astype(np.float32)
-    found = raw_baselines(inputs, inputs[:, :, :5], inputs, inputs[:, :, :5], task="dense")
-    assert {result.name for result in found} == {"constant", "ridge"}
+    outcome = raw_baselines(inputs, inputs[:, :, :5], inputs, inputs[:, :, :5], task="dense")
+    assert {result.name for result in outcome} == {"constant", "ridge"}
 
 
 def symbols(rows: int, seed: int, length: int = 24) -> tuple[np.ndarray, np.random.Generator]:
@@ -157,13 +157,13 @@ def ordered(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def test_symbols_are_decided_by_what_a_raw_model_of_them_sees(problem, sees: set[str], blind: set[str]):
     (ids, labels), (fresh, truth) = problem(300, 0), problem(300, 1)
     one_hot = [np.eye(4, dtype=np.float32)[part].transpose(0, 2, 1) for part in (ids, fresh)]
-    found = {
+    by_name = {
         result.name: result.validation
         for result in raw_baselines(one_hot[0], labels, one_hot[1], truth, task="classification", tokens=True)
     }
-    assert set(found) == {"constant", "logistic", "ridge", "ngrams", "rocket", "forest"}
-    assert max(found[name] for name in sees) < 0.15
-    assert min((found[name] for name in blind), default=0.5) > 0.3
+    assert set(by_name) == {"constant", "logistic", "ridge", "ngrams", "rocket", "forest"}
+    assert max(by_name[name] for name in sees) < 0.15
+    assert min((by_name[name] for name in blind), default=0.5) > 0.3
 
 
 def test_symbols_of_many_kinds_are_counted_and_their_places_left_out():
@@ -189,8 +189,8 @@ def test_a_forest_says_what_scikit_learns_does_and_what_trees_say_of_rows_they_h
     same.fit(flat, np.eye(3)[labels] if task == "classification" else targets)
     fresh = classes(seed=3)[0]
     expected = same.predict(fresh.reshape(len(fresh), -1))
-    made = model.scores(fresh) if task != "regression" else model.outputs(fresh)
-    np.testing.assert_allclose(made.reshape(expected.shape), expected, atol=5e-3)
+    scores = model.scores(fresh) if task != "regression" else model.outputs(fresh)
+    np.testing.assert_allclose(scores.reshape(expected.shape), expected, atol=5e-3)
     unseen = model.unseen(inputs)
     if task == "regression":
         np.testing.assert_allclose(unseen.reshape(-1), same.oob_prediction_.reshape(-1), atol=1e-6)

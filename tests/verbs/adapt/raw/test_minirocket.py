@@ -19,7 +19,7 @@ def test_features_are_shares_of_outputs_above_the_biases(channels: int):
     drawn = draw_minirocket(rows, seed=0)
     features = drawn.features(rows).split([part.numel() for part in drawn.biases], 1)
     for number, dilation in enumerate(drawn.dilations):
-        found = features[number].reshape(len(rows), 84, -1)
+        array = features[number].reshape(len(rows), 84, -1)
         for kernel, heavy in enumerate(itertools.combinations(range(9), 3)):
             weights = torch.tensor([2.0 if tap in heavy else -1.0 for tap in range(9)])
             seen = (rows * drawn.channels[number, kernel][:, None]).sum(1, keepdim=True)
@@ -29,7 +29,7 @@ def test_features_are_shares_of_outputs_above_the_biases(channels: int):
             )
             expected = (outputs > drawn.biases[number][kernel].view(1, -1, 1)).float().mean(2)
             # an output on a bias may fall on either side
-            assert (found[:, kernel] - expected).abs().max() <= 2.01 / outputs.shape[2]
+            assert (array[:, kernel] - expected).abs().max() <= 2.01 / outputs.shape[2]
 
 
 def test_there_are_about_five_thousand_features_of_every_length():

@@ -16,16 +16,16 @@ GENERATOR = np.random.default_rng(0)
 
 def test_channels_of_different_scale_come_to_one():
     rows = GENERATOR.normal(size=(50, 2, 20)) * np.array([1.0, 1e6])[:, None] + np.array([5.0, -3e6])[:, None]
-    made = Inputs.fit(rows).transform(rows)
-    np.testing.assert_allclose(made.mean((0, 2)), 0.0, atol=1e-4)
-    np.testing.assert_allclose(made.std((0, 2)), 1.0, atol=1e-4)
+    vectors = Inputs.fit(rows).transform(rows)
+    np.testing.assert_allclose(vectors.mean((0, 2)), 0.0, atol=1e-4)
+    np.testing.assert_allclose(vectors.std((0, 2)), 1.0, atol=1e-4)
 
 
 def test_tabular_columns_have_scales_of_their_own():
     rows = GENERATOR.normal(size=(50, 4)) * np.array([1.0, 10.0, 100.0, 0.0])
-    made = Inputs.fit(rows, kind="tabular").transform(rows)
-    assert made.shape == (50, 1, 4)
-    np.testing.assert_allclose(made.std(0)[0], [1.0, 1.0, 1.0, 0.0], atol=1e-5)
+    vectors = Inputs.fit(rows, kind="tabular").transform(rows)
+    assert vectors.shape == (50, 1, 4)
+    np.testing.assert_allclose(vectors.std(0)[0], [1.0, 1.0, 1.0, 0.0], atol=1e-5)
 
 
 def test_missing_values_are_refused_by_row_or_filled_with_the_channels_mean():
@@ -33,16 +33,16 @@ def test_missing_values_are_refused_by_row_or_filled_with_the_channels_mean():
     rows[2, 3] = np.nan
     with pytest.raises(DataError, match=r'row 3 holds NaN or infinity \(1 such rows\); pass missing="fill"'):
         Inputs.fit(rows)
-    made = Inputs.fit(rows, missing="fill").transform(rows)
-    assert made[2, 0, 3] == 0.0
+    vectors = Inputs.fit(rows, missing="fill").transform(rows)
+    assert vectors[2, 0, 3] == 0.0
 
 
 def test_token_ids_become_one_hot_channels_and_strange_ones_are_refused():
     ids = np.array([[0, 1, 2], [2, 2, 0]])
     inputs = Inputs.fit(ids, kind="tokens")
-    made = inputs.transform(ids)
-    assert made.shape == (2, 3, 3)
-    np.testing.assert_array_equal(made.argmax(1), ids)
+    vectors = inputs.transform(ids)
+    assert vectors.shape == (2, 3, 3)
+    np.testing.assert_array_equal(vectors.argmax(1), ids)
     with pytest.raises(DataError, match="token 7 did not occur in training"):
         inputs.transform(np.array([[0, 1, 7]]))
 

@@ -236,10 +236,10 @@ def test_the_paired_test_of_values_is_near_that_of_scipy(name: str):
     truth = generator.normal(size=(60, 9)) + 3.0
     left, right = (truth + scale * generator.normal(size=truth.shape) for scale in (1.0, 1.15))
     metric = METRICS[name]
-    rows = [[metric(truth[i : i + 1], made[i : i + 1]) for i in range(60)] for made in (left, right)]
-    found = paired_test(metric, truth, (left, None), (right, None), seed=0)
+    rows = [[metric(truth[i : i + 1], each[i : i + 1]) for i in range(60)] for each in (left, right)]
+    result = paired_test(metric, truth, (left, None), (right, None), seed=0)
     assert np.mean(rows[0]) == pytest.approx(metric(truth, left))  # a mean over rows
-    assert found == pytest.approx(ttest_rel(*rows).pvalue, abs=0.02)
+    assert result == pytest.approx(ttest_rel(*rows).pvalue, abs=0.02)
 
 
 def test_figures_of_whole_sets_are_swapped_as_a_whole():

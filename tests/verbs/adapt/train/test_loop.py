@@ -163,7 +163,7 @@ def test_the_checkpoint_of_another_fit_is_refused(quick: dict[str, Any], waves: 
 def test_accumulated_batches_are_one_larger_batch(quick: dict[str, Any], waves: Any):
     large = quick | {"batch_size": 16, "steps": 3}
     small = quick | {"batch_size": 8, "accumulation": 2, "steps": 3}
-    first, second = (Recraft(**one, method="nft").fit(*waves) for one in (large, small))
+    first, second = (Recraft(**each, method="nft").fit(*waves) for each in (large, small))
     np.testing.assert_allclose(first.predict_proba(waves[0]), second.predict_proba(waves[0]), atol=1e-4)
 
 

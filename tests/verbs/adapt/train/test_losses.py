@@ -47,8 +47,8 @@ def test_fld_of_one_hot_predictions_is_that_of_counts(seed: int, source: int, ta
     generator = np.random.default_rng(seed)
     labels, codes = generator.integers(0, source, 40), generator.integers(0, target, 40)
     one_hot = torch.nn.functional.one_hot(torch.from_numpy(labels), source).double()
-    found = float(distortion(one_hot, torch.from_numpy(codes), target))
-    assert found == pytest.approx(counted(labels.tolist(), codes.tolist()), abs=1e-9)
+    value = float(distortion(one_hot, torch.from_numpy(codes), target))
+    assert value == pytest.approx(counted(labels.tolist(), codes.tolist()), abs=1e-9)
 
 
 def test_fld_is_zero_when_source_labels_determine_target_labels():
@@ -90,8 +90,8 @@ def test_the_table_loss_on_the_whole_set_has_the_value_and_the_gradient_of_fld()
     table = soft_table(source, codes, 4)
     assert float(table_loss(source, codes, table)) == pytest.approx(float(distortion(source, codes, 4)))
     (exact,) = torch.autograd.grad(distortion(logits.softmax(1), codes, 4), logits)
-    (found,) = torch.autograd.grad(table_loss(logits.softmax(1), codes, table), logits)
-    torch.testing.assert_close(found, exact)
+    (result,) = torch.autograd.grad(table_loss(logits.softmax(1), codes, table), logits)
+    torch.testing.assert_close(result, exact)
 
 
 def embedder_gradients(kind: str) -> tuple[Tensor, list[Tensor]]:
@@ -108,12 +108,12 @@ def embedder_gradients(kind: str) -> tuple[Tensor, list[Tensor]]:
     (exact,) = torch.autograd.grad(distortion(source(inputs), codes, 5), weight)
     table = LabelTable(codes, 5, most=4096 if kind == "whole" else 0)
     table.fill(source(inputs).detach(), torch.arange(512))
-    found = []
+    entries = []
     for index in torch.randperm(512).split(32):
-        made = source(inputs[index])
-        loss = distortion(made, codes[index], 5) if kind == "batch" else table.loss(made, index)
-        found.append(torch.autograd.grad(loss, weight)[0])
-    return exact, found
+        output = source(inputs[index])
+        loss = distortion(output, codes[index], 5) if kind == "batch" else table.loss(output, index)
+        entries.append(torch.autograd.grad(loss, weight)[0])
+    return exact, entries
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
@@ -170,9 +170,9 @@ def test_alignment_is_near_the_exact_distance_and_its_gradient_is_the_plans():
     alignment = SinkhornAlignment(source, epsilon=0.005, iterations=2000)
     value = alignment(rows)
     assert value.item() == pytest.approx(exact.value.item(), rel=0.02)
-    (found,) = torch.autograd.grad(value, rows)
+    (result,) = torch.autograd.grad(value, rows)
     (wanted,) = torch.autograd.grad(exact.value, rows)
-    assert cosine(found, wanted) > 0.97
+    assert cosine(result, wanted) > 0.97
 
 
 def test_alignment_goes_on_from_its_own_potentials():
@@ -196,11 +196,13 @@ def test_the_logged_distance_is_symmetric_and_zero_for_one_set():
 
 def test_relative_loss_is_in_the_targets_own_units():
     torch.manual_seed(0)
-    truth, made = torch.randn(6, 1, 9) + 3.0, torch.randn(6, 1, 9)
+    truth, values = torch.randn(6, 1, 9) + 3.0, torch.randn(6, 1, 9)
     mean, std = truth.mean(), truth.std()
-    found = find_loss("relative-l2", "dense").compute((made - mean) / std, (truth - mean) / std, (mean, std))
-    ratio = (made - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
-    torch.testing.assert_close(found, ratio.mean())
+    result = find_loss("relative-l2", "dense").compute(
+        (values - mean) / std, (truth - mean) / std, (mean, std)
+    )
+    ratio = (values - truth).flatten(1).norm(dim=1) / truth.flatten(1).norm(dim=1)
+    torch.testing.assert_close(result, ratio.mean())
 
 
 def test_a_loss_of_another_task_is_refused():

@@ -120,13 +120,13 @@ def make_family(folder: Path, family: str, tuned: int = 3) -> None:
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A maker of small families of models, each made once."""
-    made: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
 
     def make(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp(name)
-            make_family(made[name], name)
-        return made[name]
+        if name not in by_name:
+            by_name[name] = tmp_path_factory.mktemp(name)
+            make_family(by_name[name], name)
+        return by_name[name]
 
     return make
 

@@ -40,13 +40,13 @@ def test_a_fine_tune_with_words_in_other_rows_is_refused(
     path.write_text(json.dumps(respelt(words, json.loads(path.read_text()))))
     out = tmp_path / "out"
     Fusion(tmp_path / "models" / "base", "average", heads="own").save(out)
-    found = CliRunner().invoke(group, ["merge", "add", str(out), str(path.parent)])
+    result = CliRunner().invoke(group, ["merge", "add", str(out), str(path.parent)])
     if not message:
-        assert found.exit_code == 0, found.output  # words that only it has are no harm
+        assert result.exit_code == 0, result.output  # words that only it has are no harm
         return
-    assert isinstance(found.exception, CheckpointError)
+    assert isinstance(result.exception, CheckpointError)
     with pytest.raises(CheckpointError, match=f"its vocabulary differs from that of .*base: {message}"):
-        raise found.exception
+        raise result.exception
     assert not Fusion.load(out).tasks
 
 

@@ -47,12 +47,12 @@ def test_history_holds_accuracies_of_all_tasks_seen(toy: Any):
     outputs = fusion.predict("task-1", toy.inputs[160:])
     right = float((outputs.argmax(1) == toy.labels[1][160:]).double().mean())
     assert fusion.history[-1].accuracy["carried"]["task-1"] == right
-    found = fusion.summary()
+    result = fusion.summary()
     last = fusion.history[-1].accuracy["carried"]
-    assert found["heads"]["carried"]["acc"] == pytest.approx(sum(last.values()) / 3)
+    assert result["heads"]["carried"]["acc"] == pytest.approx(sum(last.values()) / 3)
     moved = [last[f"task-{n}"] - fusion.history[n].accuracy["carried"][f"task-{n}"] for n in range(2)]
-    assert found["heads"]["carried"]["bwt"] == pytest.approx(sum(moved) / 2)
-    assert found["heads"]["carried"]["bwt_fixed_heads"] == found["heads"]["own"]["bwt"]
+    assert result["heads"]["carried"]["bwt"] == pytest.approx(sum(moved) / 2)
+    assert result["heads"]["carried"]["bwt_fixed_heads"] == result["heads"]["own"]["bwt"]
 
 
 @pytest.mark.parametrize(("kept", "strength"), [(30, "norm"), (0, 1.0)])
@@ -81,14 +81,14 @@ def test_backward_transfer_leaves_the_last_task_out():
         StepReport(2, "b", {"own": {"a": 0.7, "b": 0.8}}),
         StepReport(3, "c", {"own": {"a": 0.5, "b": 0.9, "c": 0.1}}),
     ]
-    found = quality(history, ["a", "b", "c"], "own")
-    assert found is not None
-    assert found.acc == pytest.approx(0.5)
-    assert found.bwt == pytest.approx((-0.4 + 0.1) / 2)
-    assert math.isnan(found.matrix[0][1])
-    one = quality(history[:1], ["a"], "own")
-    assert one is not None
-    assert math.isnan(one.bwt)
+    result = quality(history, ["a", "b", "c"], "own")
+    assert result is not None
+    assert result.acc == pytest.approx(0.5)
+    assert result.bwt == pytest.approx((-0.4 + 0.1) / 2)
+    assert math.isnan(result.matrix[0][1])
+    outcome = quality(history[:1], ["a"], "own")
+    assert outcome is not None
+    assert math.isnan(outcome.bwt)
     assert summary(history[:1], ["a"], {"a": 1.0})["heads"]["own"]["bwt"] is None
 
 
@@ -163,8 +163,8 @@ def test_removal_is_refused_by_name_where_the_state_is_no_sum(toy: Any):
 
 
 def changed(tuned: dict[str, torch.Tensor], **new: Any) -> dict[str, torch.Tensor]:
-    made = {**tuned, **{key.replace("__", "."): value for key, value in new.items()}}
-    return {key: value for key, value in made.items() if value is not None}
+    fields = {**tuned, **{key.replace("__", "."): value for key, value in new.items()}}
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def test_tasks_join_and_each_loads_by_from_pretrained(
         loaded = load_model(place, head=True)
         assert not loaded.unused
         with torch.no_grad():
-            made = loaded.run(loaded.preprocess(fresh))["logits"]
-        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+            result = loaded.run(loaded.preprocess(fresh))["logits"]
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
     merged, loaded = fusion.parameters, transformers.AutoModel.from_pretrained(tmp_path / "out").state_dict()
     same = [(key, own) for key in merged for own in loaded if key == own or key.endswith(f".{own}")]
     assert len(same) == len(merged)
@@ -74,7 +74,7 @@ def test_models_without_heads_join_and_the_folder_is_the_model(
         fusion.add(folder / f"task-{number}", rows(name, 12, number))
     fusion.save(tmp_path / "out")
     assert not (tmp_path / "out" / "tasks").exists()
-    made = load_model(tmp_path / "out", head=name != "clip")
-    for key, tensor in dict(made.model.named_parameters()).items():
+    model = load_model(tmp_path / "out", head=name != "clip")
+    for key, tensor in dict(model.model.named_parameters()).items():
         torch.testing.assert_close(tensor, fusion.parameters[key])
     assert Fusion.load(tmp_path / "out").history[-1].shift.keys() == {"task-0", "task-1"}

@@ -32,10 +32,10 @@ def far(fusion: Fusion, toy: Any, number: int) -> float:
     encoder.load_state_dict({name: own[name] for name in toy.base.state_dict()})
     with torch.no_grad():
         wanted = torch.nn.functional.linear(encoder(toy.inputs), own["head.weight"], own["head.bias"])
-    said = fusion.predict(f"task-{number}", toy.inputs)
+    predictions = fusion.predict(f"task-{number}", toy.inputs)
     return float(
         torch.nn.functional.kl_div(
-            said.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True
+            predictions.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True
         )
     )
 

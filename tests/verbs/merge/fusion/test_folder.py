@@ -52,12 +52,12 @@ def bert(family: Callable[[str], Path], tmp_path: Path) -> Path:
 
 
 def run(*arguments: Any, code: int = 0) -> str:
-    found = CliRunner().invoke(group, ["merge", *map(str, arguments)])
-    if isinstance(found.exception, TransshipError):  # the command line's `main` prints it and exits with 2
-        assert code == 2, found.exception
-        return f"error: {found.exception}\n"
-    assert found.exit_code == code, (found.output, found.exception)
-    return found.output
+    result = CliRunner().invoke(group, ["merge", *map(str, arguments)])
+    if isinstance(result.exception, TransshipError):  # the command line's `main` prints it and exits with 2
+        assert code == 2, result.exception
+        return f"error: {result.exception}\n"
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
 
 
 def test_the_command_line_walks_from_start_to_report(bert: Path, tmp_path: Path):
@@ -68,11 +68,11 @@ def test_the_command_line_walks_from_start_to_report(bert: Path, tmp_path: Path)
         run("add", out, bert / f"task-{number}", "--data", bert / f"data-{number}.jsonl")
     for name in TREE:
         assert (out / name).exists(), name
-    found = json.loads(run("status", out, "--json"))
-    assert [task["name"] for task in found["tasks"]] == ["task-0", "task-1", "task-2"]
-    matrix = found["quality"]["heads"]["carried-polished"]["matrix"]
+    record = json.loads(run("status", out, "--json"))
+    assert [task["name"] for task in record["tasks"]] == ["task-0", "task-1", "task-2"]
+    matrix = record["quality"]["heads"]["carried-polished"]["matrix"]
     assert [sum(value is not None for value in row) for row in matrix] == [1, 2, 3]
-    assert found["bytes"]["inputs of task-1"] > 0
+    assert record["bytes"]["inputs of task-1"] > 0
     assert "average on" in CliRunner().invoke(group, ["inspect", str(out)]).output
     shown = run("status", out, "--report", tmp_path / "report.html")
     assert "BWT" in shown
@@ -130,8 +130,8 @@ def test_kept_inputs_come_back_as_they_were(kind: str, tmp_path: Path):
     assert torch.equal(again.features, kept.features)
     assert again.labels is not None
     assert again.labels.tolist() == [1, 0]
-    for one, other in zip(inputs, again.inputs, strict=True):
-        assert np.array_equal(np.asarray(one), np.asarray(other))
+    for first, other in zip(inputs, again.inputs, strict=True):
+        assert np.array_equal(np.asarray(first), np.asarray(other))
 
 
 def spoiled(bert: Path, name: str, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
@@ -232,9 +232,9 @@ def test_a_disk_that_fills_up_while_writing_is_one_sentence(bert: Path, tmp_path
         f"'--data', {str(bert / 'data-1.jsonl')!r}]\n"
         "main()"
     )
-    found = warm.run("-c", code)
-    assert found.returncode == 2, found.stderr
-    assert "writing stopped" in found.stderr
+    result = warm.run("-c", code)
+    assert result.returncode == 2, result.stderr
+    assert "writing stopped" in result.stderr
     assert digest(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["models", "out"]
 
@@ -269,21 +269,21 @@ def test_a_killed_add_leaves_the_old_state_and_can_be_run_again(bert: Path, tmp_
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        found = digest(out)
-        if found != before:
+        result = digest(out)
+        if result != before:
             break
         assert Fusion.load(out).tasks[0].name == "task-0"
     if digest(out) == before:
         assert warm.run(*command).returncode == 0
-    found = digest(out)
-    assert set(found) == set(finished)
+    result = digest(out)
+    assert set(result) == set(finished)
     for name, content in finished.items():
         if name.endswith(".safetensors"):  # the library orders a header's own notes by chance
-            again, once = load(found[name]), load(content)
+            again, once = load(result[name]), load(content)
             assert again.keys() == once.keys()
             assert all(torch.equal(again[key], tensor) for key, tensor in once.items()), name
         elif name != "fusion.json":  # it holds times
-            assert found[name] == content, name
+            assert result[name] == content, name
     leftovers = [path.name for path in tmp_path.iterdir() if path.name not in ("models", "out", "copy")]
     for name in leftovers:
         assert name.startswith(".out")

@@ -23,15 +23,15 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, LinearHead]:
 
 def test_a_carried_head_is_the_centred_ridge(problem: Any):
     features, outputs, own = problem
-    found = carry(features, outputs, own, HeadSettings(penalty=0.01, prior="zero"))
+    result = carry(features, outputs, own, HeadSettings(penalty=0.01, prior="zero"))
     x = features.double().numpy()
     centred, target = x - x.mean(0), outputs.double().numpy() - outputs.double().numpy().mean(0)
     gram = centred.T @ centred
     weight = np.linalg.solve(gram + 0.01 * np.trace(gram) / 8 * np.eye(8), centred.T @ target)
-    np.testing.assert_allclose(found.weight.numpy(), weight.T, atol=1e-5)
+    np.testing.assert_allclose(result.weight.numpy(), weight.T, atol=1e-5)
     bias = outputs.double().numpy().mean(0) - x.mean(0) @ weight
-    assert found.bias is not None
-    np.testing.assert_allclose(found.bias.numpy(), bias, atol=1e-5)
+    assert result.bias is not None
+    np.testing.assert_allclose(result.bias.numpy(), bias, atol=1e-5)
 
 
 def test_carrying_features_and_folding_in_the_head_is_the_same(problem: Any):
@@ -78,15 +78,15 @@ def test_by_default_the_penalty_is_the_one_that_foretells_outputs_left_out(probl
 
 def test_features_that_did_not_move_keep_the_own_head(problem: Any):
     features, _, own = problem
-    found = carry(features, own(features), own, HeadSettings())
-    torch.testing.assert_close(found.weight, own.weight, rtol=1e-5, atol=1e-5)
+    result = carry(features, own(features), own, HeadSettings())
+    torch.testing.assert_close(result.weight, own.weight, rtol=1e-5, atol=1e-5)
 
 
 def test_a_single_input_moves_no_weight(problem: Any):
     features, outputs, own = problem
-    found = carry(features[:1], outputs[:1], own, HeadSettings())
-    torch.testing.assert_close(found.weight, own.weight)
-    torch.testing.assert_close(found(features[:1]), outputs[:1], rtol=1e-4, atol=1e-4)
+    result = carry(features[:1], outputs[:1], own, HeadSettings())
+    torch.testing.assert_close(result.weight, own.weight)
+    torch.testing.assert_close(result(features[:1]), outputs[:1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_without_bias_stays_without(problem: Any):

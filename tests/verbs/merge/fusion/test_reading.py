@@ -84,7 +84,7 @@ def test_heads_and_weights_do_not_depend_on_being_measured(toy: Any, method: str
     for task, same in zip(measured.tasks, other.tasks, strict=True):
         assert task.heads.keys() == same.heads.keys()
         assert all(torch.equal(head.weight, same.heads[kind].weight) for kind, head in task.heads.items())
-    assert all(torch.equal(one, other.parameters[name]) for name, one in measured.parameters.items())
+    assert all(torch.equal(each, other.parameters[name]) for name, each in measured.parameters.items())
 
 
 def test_a_polished_head_starts_from_the_carried_one_whether_or_not_that_is_asked_for(toy: Any):

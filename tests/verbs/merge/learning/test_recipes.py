@@ -27,8 +27,8 @@ def recipe(method: str, *, base: str | None = "base", **more: Any) -> dict[str, 
         {"model": name, "data": {"path": f"{name}.npz", "column": "inputs", "label": "labels"}}
         for name in ("shape", "tone")
     ]
-    found: dict[str, Any] = {"merge_method": method, "models": models, **more}
-    return found if base is None else {**found, "base_model": base}
+    fields: dict[str, Any] = {"merge_method": method, "models": models, **more}
+    return fields if base is None else {**fields, "base_model": base}
 
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def test_a_recipe_is_the_same_as_the_joint_merge_in_memory(pictures: Path, tmp_p
             states: torch.Tensor = self.vit(pixels).last_hidden_state
             return states[:, 0]
 
-    found = merge(recipe("regmean"))
+    actual = merge(recipe("regmean"))
     base = Features(transformers.ViTModel.from_pretrained("base", add_pooling_layer=False)).eval()
     tuned, data = {}, {}
     for name in ("shape", "tone"):
@@ -88,7 +88,7 @@ def test_a_recipe_is_the_same_as_the_joint_merge_in_memory(pictures: Path, tmp_p
         data[name] = torch.from_numpy(np.load(f"{name}.npz")["inputs"])
     expected = joint(base, tuned, data, "regmean")
     merged = transformers.ViTModel.from_pretrained(
-        found.save(tmp_path / "out") / "backbone", add_pooling_layer=False
+        actual.save(tmp_path / "out") / "backbone", add_pooling_layer=False
     )
     for name, change in expected.items():
         own = merged.state_dict()[name.removeprefix("vit.")]
@@ -111,8 +111,8 @@ def test_tsvm_needs_no_data_and_folders_inside_a_model_go_along(pictures: Path, 
     (tmp_path / "encoder/1_Pooling/config.json").write_text("{}")
     base = str(tmp_path / "encoder")
     out = merge({"merge_method": "tsvm", "models": models, "base_model": base}).save(tmp_path / "out")
-    with checkpoints.open(out / "backbone") as found, checkpoints.open("base") as origin:
-        assert set(found.tensors) == set(origin.tensors)
+    with checkpoints.open(out / "backbone") as checkpoint, checkpoints.open("base") as origin:
+        assert set(checkpoint.tensors) == set(origin.tensors)
     assert (out / "tone/1_Pooling/config.json").read_text() == "{}"
 
 
@@ -120,13 +120,13 @@ def test_tsvm_needs_no_data_and_folders_inside_a_model_go_along(pictures: Path, 
 def test_auto_weights_lower_what_they_search_for_and_are_in_the_card(
     pictures: Path, tmp_path: Path, search: str
 ):
-    found = merge(recipe("task_arithmetic", weights={"search": search, "rounds": 1}))
-    report = found.learnt()
+    merged = merge(recipe("task_arithmetic", weights={"search": search, "rounds": 1}))
+    report = merged.learnt()
     assert report["search"]["end"] <= report["search"]["start"]
     assert report["search"]["trials"] > 3
     if search == "outputs":
         assert report["search"]["end"] < report["search"]["start"]
-    out = found.save(tmp_path / "out")
+    out = merged.save(tmp_path / "out")
     card = json.loads((out / "backbone/transship.json").read_text())
     assert card["parameters"]["weights"] == report["weights"]
     plain = recipe("task_arithmetic")
@@ -134,7 +134,7 @@ def test_auto_weights_lower_what_they_search_for_and_are_in_the_card(
         del model["data"]
         model["parameters"] = {"weight": report["weights"][model["model"]]}
     name = "encoder.layer.0.attention.attention.query.weight"
-    np.testing.assert_allclose(merge(plain).tensor(name), found.tensor(name), atol=1e-5)
+    np.testing.assert_allclose(merge(plain).tensor(name), merged.tensor(name), atol=1e-5)
 
 
 def test_auto_weights_prefer_the_model_whose_task_it_is(pictures: Path):
@@ -161,11 +161,11 @@ def test_the_command_prints_the_weights_it_found(pictures: Path, tmp_path: Path)
 
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe("task_arithmetic", weights={"rounds": 1})))
-    found = CliRunner().invoke(command, ["run", str(path), str(tmp_path / "out"), "--json", "--jobs", "2"])
-    assert found.exit_code == 0, found.output
-    made = json.loads(found.stdout)
-    assert set(made["weights"]) == {"shape", "tone"}
-    assert made["data"] == {"shape": "shape.npz", "tone": "tone.npz"}
+    result = CliRunner().invoke(command, ["run", str(path), str(tmp_path / "out"), "--json", "--jobs", "2"])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert set(record["weights"]) == {"shape", "tone"}
+    assert record["data"] == {"shape": "shape.npz", "tone": "tone.npz"}
 
 
 def text(body: str) -> str:
@@ -273,9 +273,9 @@ def table(found: MergePlan | AdapterMerge, title: str) -> list[list[str]]:
 
 
 def test_the_plan_says_what_data_and_memory_it_will_take(pictures: Path):
-    found = plan(recipe("regmean"))
-    assert ["shape", "shape.npz"] in [row[:2] for row in table(found, "Tasks")]
-    assert found.peak_memory > 400_000_000
+    result = plan(recipe("regmean"))
+    assert ["shape", "shape.npz"] in [row[:2] for row in table(result, "Tasks")]
+    assert result.peak_memory > 400_000_000
     assert (
         plan(
             {"merge_method": "tsvm", "models": [{"model": "shape"}, {"model": "tone"}], "base_model": "base"}
@@ -294,18 +294,18 @@ def test_adapters_run_with_their_base_and_not_alone(models: Path, tmp_path: Path
         ]
         (tmp_path / f"{letter}.txt").write_text("\n".join(words))
         factors = f"llama-base+llama-lora-{letter}"
-        one = [{"model": factors, "parameters": {"weight": 1.0}}]
-        whole = merge({"merge_method": "linear", "models": one, "out_dtype": "float32"}).save(
+        result = [{"model": factors, "parameters": {"weight": 1.0}}]
+        whole = merge({"merge_method": "linear", "models": result, "out_dtype": "float32"}).save(
             tmp_path / letter
         )
         for kind, model in (("whole", str(whole)), ("factors", factors)):
             entries[kind].append({"model": model, "data": str(tmp_path / f"{letter}.txt")})
     name = "model.layers.1.self_attn.q_proj.weight"
     given = {"merge_method": "regmean", "base_model": "llama-base", "out_dtype": "float32"}
-    found = [merge({**given, "models": chosen}).tensor(name) for chosen in entries.values()]
-    np.testing.assert_allclose(found[0], found[1], atol=2e-5)
+    tensors = [merge({**given, "models": chosen}).tensor(name) for chosen in entries.values()]
+    np.testing.assert_allclose(tensors[0], tensors[1], atol=2e-5)
     with checkpoints.open("llama-base") as base:
-        assert np.abs(found[0] - base.read(name)).max() > 0.01
+        assert np.abs(tensors[0] - base.read(name)).max() > 0.01
     alone = [{"model": f"llama-lora-{letter}", "data": "a.txt"} for letter in "ab"]
     with pytest.raises(OptionError, match="adapters alone cannot be run on data"):
         plan({"merge_method": "linear", "weights": "auto", "models": alone})
@@ -350,8 +350,10 @@ def test_other_fitted_heads_change_the_head_alone_and_are_told(pictures: Path, t
     assert all(f"classifier.weight ({kind.replace('-', '_')})" in head for head in heads)
     result = fitted.run(tmp_path / "out")
     for name in ("shape", "tone"):
-        with checkpoints.open(plain / name) as one, checkpoints.open(result.folder / name) as other:
-            changed = {key for key in one.tensors if not np.array_equal(one.read(key), other.read(key))}
+        with checkpoints.open(plain / name) as checkpoint, checkpoints.open(result.folder / name) as other:
+            changed = {
+                key for key in checkpoint.tensors if not np.array_equal(checkpoint.read(key), other.read(key))
+            }
         assert changed == {"classifier.weight", "classifier.bias"}
     shares = result.learnt["agreement"]
     assert set(shares) == {"shape", "tone"}
@@ -397,13 +399,16 @@ def test_an_adapter_that_brings_a_head_runs_with_it(pictures: Path, tmp_path: Pa
         wrapped.save_pretrained(tmp_path / "adapters" / name)
         wrapped.merge_and_unload().save_pretrained(tmp_path / "whole" / name)
         models[name] = {"path": f"{name}.npz", "column": "inputs"}
-    made = {}
+    by_name = {}
     for kind, start in (("adapters", "base+"), ("whole", "")):
         listed = [
             {"model": f"{start}{tmp_path / kind / name}", "data": data} for name, data in models.items()
         ]
         given = {"merge_method": method, "base_model": "base", "models": listed}
-        made[kind] = merge(given).save(tmp_path / f"{kind}-out")
+        by_name[kind] = merge(given).save(tmp_path / f"{kind}-out")
     for name in models:
-        one, other = answers(made["adapters"] / name, name)[1], answers(made["whole"] / name, name)[1]
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        result, other = (
+            answers(by_name["adapters"] / name, name)[1],
+            answers(by_name["whole"] / name, name)[1],
+        )
+        torch.testing.assert_close(result, other, atol=1e-4, rtol=1e-4)

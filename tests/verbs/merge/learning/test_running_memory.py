@@ -48,9 +48,9 @@ def recipe(method: str, **parameters: Any) -> dict[str, Any]:
 
 
 def stated(given: dict[str, Any]) -> int:
-    found = plan(given)
-    assert isinstance(found, MergePlan)
-    return found.peak_memory
+    result = plan(given)
+    assert isinstance(result, MergePlan)
+    return result.peak_memory
 
 
 def taken(given: dict[str, Any]) -> int:
@@ -69,20 +69,22 @@ def test_a_larger_batch_takes_no_more_than_is_stated_and_not_much_less(
 ):
     small, large = (recipe(method, batch_size=size, **more) for size in (1, INPUTS))
     taken(small)  # libraries that come with the first use
-    said = stated(large) - stated(small)
-    assert said == (INPUTS - 1) * LAYERS * Footprint.of("one").forward(1)
+    value = stated(large) - stated(small)
+    assert value == (INPUTS - 1) * LAYERS * Footprint.of("one").forward(1)
     grown = taken(large) - taken(small)
-    assert grown < said < 20 * grown, (grown, said)
+    assert grown < value < 20 * grown, (grown, value)
 
 
 def test_methods_that_run_block_by_block_or_input_by_input_state_less(tall: Path):
-    one = Footprint.of("one").forward(1)
-    assert stated(recipe("regmean++", batch_size=9)) - stated(recipe("regmean++", batch_size=1)) == 8 * one
+    outputs = Footprint.of("one").forward(1)
+    assert (
+        stated(recipe("regmean++", batch_size=9)) - stated(recipe("regmean++", batch_size=1)) == 8 * outputs
+    )
     assert stated(recipe("fisher", batch_size=9)) == stated(recipe("fisher", batch_size=1))
     whole = recipe("fisher", batch_size=9, definition="batch")
-    assert stated(whole) - stated(recipe("fisher")) == 8 * LAYERS * one
+    assert stated(whole) - stated(recipe("fisher")) == 8 * LAYERS * outputs
     linear = {**recipe("task_arithmetic", weight=0.5), "heads": "carried"}
-    assert stated({**linear, "weights": "auto"}) > stated(linear) > 64 * one
+    assert stated({**linear, "weights": "auto"}) > stated(linear) > 64 * outputs
 
 
 def test_a_text_counts_with_its_tokens_and_data_that_is_not_here_with_the_models_limit(
@@ -93,12 +95,12 @@ def test_a_text_counts_with_its_tokens_and_data_that_is_not_here_with_the_models
     folder = Path("llama-base").resolve()
     limit = Footprint.of(folder).tokens
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = {}
+    by_name = {}
     for words in (1, 3):
         text, file = " ".join(["word1"] * words), tmp_path / f"{words}.txt"
         file.write_text(f"{text}\na")
-        found[words] = most_tokens(folder, DataRule(path=str(file)))
-        assert found[words] == len(tokenizer(text)["input_ids"]) + 2
+        by_name[words] = most_tokens(folder, DataRule(path=str(file)))
+        assert by_name[words] == len(tokenizer(text)["input_ids"]) + 2
     assert most_tokens(folder, DataRule(path="nobody/has-this")) is None
     assert most_tokens(None, DataRule(path=str(tmp_path / "1.txt"))) == len("word1") + 2
 
@@ -107,7 +109,7 @@ def test_a_text_counts_with_its_tokens_and_data_that_is_not_here_with_the_models
         return stated({"merge_method": "regmean", "models": entries, "base_model": "llama-base"})
 
     sizes = Footprint.of("llama-a")
-    per_batch = [16 * sizes.layers * sizes.forward(1, tokens) for tokens in (found[1], found[3], limit)]
+    per_batch = [16 * sizes.layers * sizes.forward(1, tokens) for tokens in (by_name[1], by_name[3], limit)]
     memory = [of(str(tmp_path / "1.txt")), of(str(tmp_path / "3.txt")), of("nobody/has-this")]
     assert np.diff(memory).tolist() == np.diff(per_batch).tolist()
     assert min(np.diff(memory)) > 0

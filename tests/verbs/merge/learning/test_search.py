@@ -48,23 +48,23 @@ def arithmetic(origin: ModuleOrigin, tasks: list[JointTask], start: float):
 def test_one_model_finds_its_own_weight(tasks: Tasks, origin: ModuleOrigin):
     """At weight 1 the merge is the model itself; the search starts at 1/1.5³."""
     search = Search([Model(origin, tasks["a"])], arithmetic(origin, [tasks["a"]], 1.5**-3))
-    found = search.run()
-    assert found.factors[0] == pytest.approx(1.5**3)
-    assert found.loss == pytest.approx(0.0, abs=1e-6)
-    assert found.start > 0.001
-    assert found.trials == len(search._known)
+    result = search.run()
+    assert result.factors[0] == pytest.approx(1.5**3)
+    assert result.loss == pytest.approx(0.0, abs=1e-6)
+    assert result.start > 0.001
+    assert result.trials == len(search._known)
 
 
 def test_the_loss_is_lower_than_on_a_grid_around_the_start(tasks: Tasks, origin: ModuleOrigin):
     chosen = [tasks["a"], tasks["b"]]
     search = Search([Model(origin, task) for task in chosen], arithmetic(origin, chosen, 0.5), rounds=3)
-    found = search.run()
-    assert found.loss < found.start
+    result = search.run()
+    assert result.loss < result.start
     seens = [task.view() for task in chosen]
     own = [answers_of(seen, Model(origin, task).weights()) for seen, task in zip(seens, chosen, strict=True)]
     for first in (0.6, 1.0, 1.6):
         for second in (0.6, 1.0, 1.6):
-            assert found.loss <= search._loss((first, second), seens, own) + 0.02
+            assert result.loss <= search._loss((first, second), seens, own) + 0.02
 
 
 def test_the_same_search_finds_the_same(tasks: Tasks, origin: ModuleOrigin):
@@ -99,8 +99,8 @@ def test_models_without_a_head_are_compared_by_their_features(
     arrival = origin.admit(bare, "bare")
     task = JointTask(arrival.update, arrival.model.over(inputs["a"]))
     assert answers_of(task.view(), origin.weights).kind == "features"
-    found = Search([Model(origin, task)], arithmetic(origin, [task], 1 / 1.5)).run()
-    assert found.factors[0] == pytest.approx(1.5)
+    result = Search([Model(origin, task)], arithmetic(origin, [task], 1 / 1.5)).run()
+    assert result.factors[0] == pytest.approx(1.5)
 
 
 def test_answers_that_are_no_numbers_stop_the_search(tasks: Tasks, origin: ModuleOrigin):

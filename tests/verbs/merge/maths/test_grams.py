@@ -17,13 +17,13 @@ Weights = Callable[[str], dict[str, Tensor]]
 def test_grams_are_the_second_moments_of_what_enters_each_map(
     network: nn.Module, tasks: Tasks, inputs: dict[str, Tensor], weights_of: Weights
 ):
-    found = input_grams(tasks["a"].view(), weights_of("a"), batch_size=7)
+    actual = input_grams(tasks["a"].view(), weights_of("a"), batch_size=7)
     pairs = {f"layers.{n}.left.weight|layers.{n}.right.weight" for n in (0, 1)}
-    assert set(found) == pairs | {f"layers.{n}.out.weight" for n in (0, 1)}
+    assert set(actual) == pairs | {f"layers.{n}.out.weight" for n in (0, 1)}
     rows = torch.cat([inputs["a"], torch.ones(len(inputs["a"]), 1)], 1).double()
     expected = rows.T @ rows / len(rows)
     torch.testing.assert_close(
-        found["layers.0.left.weight|layers.0.right.weight"], expected, rtol=1e-5, atol=1e-5
+        actual["layers.0.left.weight|layers.0.right.weight"], expected, rtol=1e-5, atol=1e-5
     )
 
 

@@ -18,10 +18,10 @@ Tasks = dict[str, JointTask]
 
 @pytest.mark.parametrize("per", ["task", "tensor"])
 def test_without_steps_adamerging_is_task_arithmetic(tasks: Tasks, origin: ModuleOrigin, per: str):
-    found = merge_updates_of(
+    merged = merge_updates_of(
         origin.weights, list(tasks.values()), "adamerging", options={"steps": 0, "per": per}
     )
-    for name, change in found.items():
+    for name, change in merged.items():
         expected = 0.3 * sum(task.update()[name] for task in tasks.values())
         torch.testing.assert_close(change, expected)
 

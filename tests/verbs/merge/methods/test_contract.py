@@ -56,18 +56,18 @@ def test_every_method_keeps_the_contract(operands: Make, name: str):
     given = operands(models, base if kind.base != "input" else None, **values)
     before = [model.copy() for model in models]
     fields = {"t": 1.0} if "t" in kind.__dataclass_fields__ else {}
-    found = merged(name.replace("_", "-"), given, **fields)
-    assert found.dtype == np.float32
+    result = merged(name.replace("_", "-"), given, **fields)
+    assert result.dtype == np.float32
     for model, copy in zip(models, before, strict=True):
         np.testing.assert_array_equal(model, copy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operands_module, "CHUNK", 24)
         np.testing.assert_allclose(
-            merged(name.replace("_", "-"), given, **fields), found, rtol=1e-5, atol=1e-6
+            merged(name.replace("_", "-"), given, **fields), result, rtol=1e-5, atol=1e-6
         )
     # these keep a part of the base by design, or sum, or want different models
     if name not in ("arcee_fusion", "ram", "ramplus_tl", "tsvm"):
-        np.testing.assert_allclose(found, models[0], atol=2e-5)
+        np.testing.assert_allclose(result, models[0], atol=2e-5)
 
 
 def peak(make: Make, name: str, rows: int) -> int:
@@ -126,8 +126,8 @@ def test_facets_are_read_from_the_class_and_only_the_asked_method_is_imported_wi
         "loaded = [name for name in sys.modules if name.startswith('transship.verbs.merge')]\n"
         "print('torch' in sys.modules, any(name.endswith('.fisher') for name in loaded))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "False"]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "False"]
 
 
 FREE = [

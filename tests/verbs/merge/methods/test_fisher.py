@@ -41,11 +41,11 @@ def test_the_information_is_the_expectation_over_inputs_and_classes(
     inputs: dict[str, Tensor],
     weights_of: Weights,
 ):
-    found = Fisher().information(tasks["b"].view(), weights_of("b"), inputs=9)
+    information = Fisher().information(tasks["b"].view(), weights_of("b"), inputs=9)
     expected = dense_information(network, fine_tunes["b"], inputs["b"][:9])
-    assert found.keys() == expected.keys()
+    assert information.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(information[name], tensor, rtol=1e-4, atol=1e-8)
 
 
 def test_drawn_classes_have_the_same_mean(tasks: Tasks, weights_of: Weights):
@@ -63,7 +63,9 @@ def test_the_batch_definition_squares_a_gradient_summed_over_the_batch(
     inputs: dict[str, Tensor],
     weights_of: Weights,
 ):
-    found = Fisher(definition="batch", batch_size=4).information(tasks["a"].view(), weights_of("a"), inputs=8)
+    information = Fisher(definition="batch", batch_size=4).information(
+        tasks["a"].view(), weights_of("a"), inputs=8
+    )
     state = fine_tunes["a"]
     network.load_state_dict(weights_of("a"))
     total = torch.zeros_like(state["scale"])
@@ -72,13 +74,13 @@ def test_the_batch_definition_squares_a_gradient_summed_over_the_batch(
         logs = (network(rows) @ state["head.weight"].T + state["head.bias"]).log_softmax(-1)
         (logs.detach().exp().sqrt() * logs).sum().backward()
         total += network.scale.grad.square() / 2
-    torch.testing.assert_close(found["scale"], total, rtol=1e-4, atol=1e-8)
+    torch.testing.assert_close(information["scale"], total, rtol=1e-4, atol=1e-8)
 
 
 def test_the_merge_is_the_weighted_mean_of_the_equation(
     tasks: Tasks, origin: ModuleOrigin, weights_of: Weights
 ):
-    found = merge_updates_of(
+    merged = merge_updates_of(
         origin.weights, list(tasks.values()), "fisher", values={"weight": [2.0, 1.0, 0.5]}
     )
     above = below = 0
@@ -86,17 +88,17 @@ def test_the_merge_is_the_weighted_mean_of_the_equation(
         information = Fisher().information(tasks[name].view(), weights_of(name))
         scaled = share * (information["scale"] / norm(information) + 1e-6)
         above, below = above + scaled * weights_of(name)["scale"], below + scaled
-    torch.testing.assert_close(origin.weights["scale"] + found["scale"], above / below, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(origin.weights["scale"] + merged["scale"], above / below, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_that_no_prediction_hangs_on_are_averaged(
     network: nn.Module, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
 ):
     dead = {name: rows * torch.tensor([1.0, 1, 1, 1, 0]) for name, rows in inputs.items()}
-    found = joint(network, fine_tunes, dead, "fisher")
+    result = joint(network, fine_tunes, dead, "fisher")
     name = "layers.0.left.weight"
     updates = [(state[name] - network.state_dict()[name])[:, 4] for state in fine_tunes.values()]
-    torch.testing.assert_close(found[name][:, 4], torch.stack(updates).mean(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(result[name][:, 4], torch.stack(updates).mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_continual_fisher_is_joint_fisher_in_every_order_and_remove_undoes_add(
@@ -112,8 +114,8 @@ def test_continual_fisher_is_joint_fisher_in_every_order_and_remove_undoes_add(
         state = method.first(step(order[0], 1))
         for number, name in enumerate(order[1:], 2):
             state = method.add(state, step(name, number))
-        found = method.merged(state, origin.weights)
-        assert max(float((found[name] - expected[name]).abs().max()) for name in expected) < 1e-5
+        merged = method.merged(state, origin.weights)
+        assert max(float((merged[name] - expected[name]).abs().max()) for name in expected) < 1e-5
     back = method.merged(method.remove(state, step("b", 3)), origin.weights)
     without = merge_updates_of(origin.weights, [tasks["a"], tasks["c"]], "fisher")
     assert max(float((back[name] - without[name]).abs().max()) for name in without) < 1e-4

@@ -24,8 +24,8 @@ def test_linear_is_the_weighted_mean(operands: Make, trio: Any, merged: Any, clo
 def test_linear_with_one_model_is_that_model(operands: Make, trio: Any, merged: Any):
     _, models = trio
     for weight in (1.0, 0.3, -7.1, 1e-30):
-        found = merged("linear", operands(models[:1], weight=weight), normalize=True)
-        assert found.tobytes() == models[0].tobytes()
+        result = merged("linear", operands(models[:1], weight=weight), normalize=True)
+        assert result.tobytes() == models[0].tobytes()
     given = operands(models[:1], weight=0.3)
     np.testing.assert_array_equal(merged("linear", given, normalize=False), models[0] * np.float32(0.3))
 

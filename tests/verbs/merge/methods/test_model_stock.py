@@ -34,5 +34,5 @@ def test_model_stock_moves_by_the_angle_between_the_updates(
 
 
 def test_model_stock_of_equal_models_is_that_model(operands: Make, trio: Any, merged: Any, close: Any):
-    base, (one, *_) = trio
-    close(merged("model-stock", operands([one, one], base)), one)
+    base, (first, *_) = trio
+    close(merged("model-stock", operands([first, first], base)), first)

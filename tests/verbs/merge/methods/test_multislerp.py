@@ -31,8 +31,8 @@ def test_multislerp_is_one_step_in_the_tangent_space(operands: Make, trio: Any, 
 
 
 def test_multislerp_refuses_directions_that_cancel(operands: Make, trio: Any, merged: Any, close: Any):
-    base, (one, *_) = trio
+    base, (first, *_) = trio
     with pytest.raises(OptionError, match="cancel"):
-        merged("multislerp", operands([one, one], weight=[1.0, -1.0]))
-    opposite = operands([base + one, base - one], base, weight=[1.0, 1.0])
+        merged("multislerp", operands([first, first], weight=[1.0, -1.0]))
+    opposite = operands([base + first, base - first], base, weight=[1.0, 1.0])
     close(merged("multislerp", opposite), base)

@@ -32,9 +32,9 @@ def test_multi_task_training_needs_labels_and_lowers_the_loss(
         return total
 
     options = {"steps": 40, "learning_rate": 0.02}
-    found = joint(network, fine_tunes, inputs, "multitask", labels=labels, options=options)
-    nothing = {name: torch.zeros_like(change) for name, change in found.items()}
-    assert loss(found) < loss(nothing) - 0.2
+    result = joint(network, fine_tunes, inputs, "multitask", labels=labels, options=options)
+    nothing = {name: torch.zeros_like(change) for name, change in result.items()}
+    assert loss(result) < loss(nothing) - 0.2
     with pytest.raises(OptionError, match=r"a: multitask .* labels"):
         joint(network, fine_tunes, inputs, "multitask")
     with pytest.raises(OptionError, match=r"a: .*label 10.* 2 classes"):
@@ -64,9 +64,9 @@ def test_one_step_of_multi_task_training_is_adam_on_the_summed_cross_entropy(
         loss = loss + nn.functional.cross_entropy(outputs, torch.from_numpy(labels[name]))
     slopes = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
     options = {"steps": 1, "learning_rate": 0.01, "batch_size": 40, "start": start}
-    found = joint(network, fine_tunes, inputs, "multitask", labels=labels, options=options)
+    actual = joint(network, fine_tunes, inputs, "multitask", labels=labels, options=options)
     for name, slope in slopes.items():
         steep = slope.abs() > 1e-5  # elsewhere rounding decides the sign
         expected = begin[name] - 0.01 * slope.sign()
-        torch.testing.assert_close(found[name][steep], expected[steep], rtol=0, atol=1e-4)
+        torch.testing.assert_close(actual[name][steep], expected[steep], rtol=0, atol=1e-4)
         assert steep.any()

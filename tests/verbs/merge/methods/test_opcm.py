@@ -35,9 +35,9 @@ def test_opcm_equals_its_reference_over_three_models(arrivals: Any):
         }
         scaling = norm(raw) / np.mean(norms)
         merged = {name: tensor / scaling for name, tensor in raw.items()}
-    found, _ = arrivals.run("opcm", [1, 2, 3])
-    np.testing.assert_allclose(arrivals.flat(found), arrivals.flat(merged), atol=1e-5)
-    assert norm(found) == pytest.approx(np.mean(norms), rel=1e-5)
+    result, _ = arrivals.run("opcm", [1, 2, 3])
+    np.testing.assert_allclose(arrivals.flat(result), arrivals.flat(merged), atol=1e-5)
+    assert norm(result) == pytest.approx(np.mean(norms), rel=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (5, 8), (6, 6)])

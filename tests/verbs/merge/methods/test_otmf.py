@@ -28,9 +28,9 @@ def joined(toy: Any, method: Any, count: int = 3, **more: Any) -> Fusion:
 
 def test_without_iterations_it_is_the_mix(toy: Any):
     fusion = joined(toy, "otmf", options={"iterations": 0, "alpha": 0.8})
-    one, two, three = ({name: t[name] - base for name, base in fusion.backbone.items()} for t in toy.tuned)
+    first, two, three = ({name: t[name] - base for name, base in fusion.backbone.items()} for t in toy.tuned)
     for name, tensor in fusion.vector.items():
-        expected = 0.8 * (0.8 * one[name] + 0.2 * two[name]) + 0.2 * three[name]
+        expected = 0.8 * (0.8 * first[name] + 0.2 * two[name]) + 0.2 * three[name]
         torch.testing.assert_close(tensor, expected)
 
 
@@ -97,22 +97,22 @@ def test_the_mask_gradient_equals_finite_differences(toy: Any, granularity: str,
 
 
 def test_one_iteration_moves_the_first_mask_and_leaves_the_other(toy: Any, monkeypatch: pytest.MonkeyPatch):
-    made: list[MaskedUpdate] = []
+    entries: list[MaskedUpdate] = []
     original = MaskedUpdate.__init__
 
     def watched(self: MaskedUpdate, *arguments: Any) -> None:
         original(self, *arguments)
-        made.append(self)
+        entries.append(self)
 
     monkeypatch.setattr(MaskedUpdate, "__init__", watched)
     joined(toy, "otmf", 2, options={"iterations": 1})
-    pre, post = made
+    pre, post = entries
     assert all(bool((mask == 1).all()) for mask in post.masks.values())
     moved = torch.cat([(mask - 1).abs().reshape(-1) for mask in pre.masks.values()])
     assert float(moved.max()) == pytest.approx(0.01, rel=1e-3)  # Adam's first step is its rate
-    made.clear()
+    entries.clear()
     joined(toy, "otmf", 2, options={"iterations": 2})
-    assert any(bool((mask != 1).any()) for mask in made[1].masks.values())
+    assert any(bool((mask != 1).any()) for mask in entries[1].masks.values())
 
 
 def test_references_are_read_once_and_masks_start_anew(toy: Any, monkeypatch: pytest.MonkeyPatch):
@@ -177,6 +177,6 @@ def test_otmf_without_iterations_is_the_running_mean_or_the_mix_in_the_given_ord
 
 
 def test_otmf_folds_the_continual_method(tasks: Tasks, origin: ModuleOrigin):
-    found = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 4})
+    merged = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 4})
     plain = merge_updates_of(origin.weights, list(tasks.values()), "otmf", options={"iterations": 0})
-    assert any(not torch.equal(found[name], plain[name]) for name in found)
+    assert any(not torch.equal(merged[name], plain[name]) for name in merged)

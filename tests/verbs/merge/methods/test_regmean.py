@@ -35,9 +35,9 @@ def test_one_linear_map_is_the_least_squares_solution(
     """Without shrinking, W minimises Σ_i mean ‖X_i (W − W_i)‖²: the gradient at the solution is zero."""
     chosen = [tasks[name] for name in "abc"]
     base = {name: weights_of("a")[name] - tasks["a"].update()[name] for name in weights_of("a")}
-    found = merge_updates_of(base, chosen, "regmean", options={"keep": 1.0, "ridge": 0.0})
-    weight = (base["layers.0.left.weight"] + found["layers.0.left.weight"]).double().requires_grad_()
-    bias = (base["layers.0.left.bias"] + found["layers.0.left.bias"]).double().requires_grad_()
+    merged = merge_updates_of(base, chosen, "regmean", options={"keep": 1.0, "ridge": 0.0})
+    weight = (base["layers.0.left.weight"] + merged["layers.0.left.weight"]).double().requires_grad_()
+    bias = (base["layers.0.left.bias"] + merged["layers.0.left.bias"]).double().requires_grad_()
     loss = torch.zeros((), dtype=torch.float64)
     for name in "abc":
         rows, own = inputs[name].double(), weights_of(name)
@@ -51,7 +51,7 @@ def test_the_shrunk_solution_is_the_dense_formula(
     tasks: Tasks, inputs: dict[str, Tensor], weights_of: Weights
 ):
     base = {name: weights_of("a")[name] - tasks["a"].update()[name] for name in weights_of("a")}
-    found = merge_updates_of(base, list(tasks.values()), "regmean", options={"ridge": 0.0})
+    merged = merge_updates_of(base, list(tasks.values()), "regmean", options={"ridge": 0.0})
     left = right = 0
     for name in "abc":  # the map without a bias
         gram = inputs[name].double().T @ inputs[name].double() / len(inputs[name])
@@ -59,23 +59,23 @@ def test_the_shrunk_solution_is_the_dense_formula(
         left, right = left + gram, right + gram @ weights_of(name)["layers.0.right.weight"].double().T
     expected = torch.linalg.solve(left, right).T.float()
     torch.testing.assert_close(
-        base["layers.0.right.weight"] + found["layers.0.right.weight"], expected, rtol=1e-4, atol=1e-5
+        base["layers.0.right.weight"] + merged["layers.0.right.weight"], expected, rtol=1e-4, atol=1e-5
     )
     mean = sum(weights_of(name)["scale"] for name in "abc") / 3
-    torch.testing.assert_close(base["scale"] + found["scale"], mean)
+    torch.testing.assert_close(base["scale"] + merged["scale"], mean)
 
 
 def test_one_model_alone_stays_what_it_is(tasks: Tasks, origin: ModuleOrigin):
     for method in ("regmean", "regmean++"):
-        found = merge_updates_of(origin.weights, [tasks["b"]], method)
-        assert largest_difference(found, tasks["b"].update()) < 1e-5
+        merged = merge_updates_of(origin.weights, [tasks["b"]], method)
+        assert largest_difference(merged, tasks["b"].update()) < 1e-5
 
 
 def test_an_input_that_no_task_uses_is_averaged_and_not_zeroed(
     network: nn.Module, fine_tunes: dict[str, dict[str, Tensor]], inputs: dict[str, Tensor]
 ):
     dead = {name: rows * torch.tensor([1.0, 1, 1, 1, 0]) for name, rows in inputs.items()}
-    found = joint(network, fine_tunes, dead, "regmean")
+    actual = joint(network, fine_tunes, dead, "regmean")
     name = "layers.0.right.weight"
     base = network.state_dict()[name]
     # the ridge weighs a model by the size of its inputs
@@ -84,7 +84,7 @@ def test_an_input_that_no_task_uses_is_averaged_and_not_zeroed(
     expected = sum(
         share * (state[name] - base)[:, 4] for share, state in zip(shares, fine_tunes.values(), strict=True)
     )
-    torch.testing.assert_close(found[name][:, 4], expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(actual[name][:, 4], expected, rtol=1e-3, atol=1e-4)
 
 
 def test_continual_regmean_is_joint_regmean_in_every_order(tasks: Tasks, origin: ModuleOrigin):
@@ -106,7 +106,7 @@ def test_remove_undoes_add_and_the_state_keeps_its_size(tasks: Tasks, origin: Mo
     expected = merge_updates_of(origin.weights, [tasks["a"], tasks["c"]], "regmean")
     assert largest_difference(method.merged(back, origin.weights), expected) < 1e-5
     sizes = [
-        sum(one.numel() for group in state.values() for one in group.values())
+        sum(each.numel() for group in state.values() for each in group.values())
         for state in (first, three, back)
     ]
     assert len(set(sizes)) == 1

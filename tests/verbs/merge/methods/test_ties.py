@@ -56,16 +56,16 @@ def test_ties_keeps_no_trimmed_entry_and_none_that_opposes_the_elected_sign(
     given = Operands(
         "x",
         (60,),
-        [lambda a, b, one=one: one[a:b] for one in updates],
+        [lambda a, b, update=update: update[a:b] for update in updates],
         lambda a, b: np.zeros(b - a, np.float32),
         {"weight": [1.0] * 3, "density": [density] * 3},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operands_module, "CHUNK", chunk)
-        found = merged("ties", given)
-    np.testing.assert_allclose(found, over(total, divisor), rtol=1e-6)
-    assert (found[(kept == 0).all(axis=0)] == 0).all()
-    assert (np.sign(found) * np.sign(kept.sum(axis=0)) >= 0).all()
+        result = merged("ties", given)
+    np.testing.assert_allclose(result, over(total, divisor), rtol=1e-6)
+    assert (result[(kept == 0).all(axis=0)] == 0).all()
+    assert (np.sign(result) * np.sign(kept.sum(axis=0)) >= 0).all()
 
 
 def test_global_ties_trims_over_the_whole_model(operands: Make, gaussian: Any):
@@ -80,8 +80,8 @@ def test_global_ties_trims_over_the_whole_model(operands: Make, gaussian: Any):
     assert thresholds == [pytest.approx(float(expected), abs=0)]
     for tensor, values in zip(tensors, tuned, strict=True):
         surveyed = dataclasses.replace(tensor, survey=thresholds)
-        found = np.concatenate(list(method.merge(surveyed))).reshape(values.shape)
-        np.testing.assert_array_equal(found, values * (np.abs(values) >= expected))
+        array = np.concatenate(list(method.merge(surveyed))).reshape(values.shape)
+        np.testing.assert_array_equal(array, values * (np.abs(values) >= expected))
 
 
 def test_global_ties_needs_one_density(operands: Make):
@@ -111,9 +111,9 @@ def test_ties_keeps_exactly_its_share_and_no_entry_against_the_elected_sign():
     trim(row, 0.4)
     assert row.tolist() == [3.0, -1.0, 1.0, 0.0, 0.0, -2.0, 0.0, 0.0, 0.0, 0.0]  # of equal ones the first
     rows = torch.randn(2, 500)
-    for one in rows:
-        trim(one, 0.3)
-        assert int((one != 0).sum()) == 150
+    for result in rows:
+        trim(result, 0.3)
+        assert int((result != 0).sum()) == 150
     joined = agree(rows)
     elected = rows.sum(0).sign()
     assert bool((joined * elected >= 0).all())

@@ -64,7 +64,7 @@ def test_carry_with_keep_remembers_the_targets_own_answers(kit):
         source, tuned, target, data=task, keep=old, method="carry", options={"body": "none"}, batches=2
     )
     same = [
-        float((kit.logits(one.model(), old).argmax(1) == before).double().mean()) for one in (plain, kept)
+        float((kit.logits(each.model(), old).argmax(1) == before).double().mean()) for each in (plain, kept)
     ]
     assert kept.head.kept > 200
     assert same[1] > same[0] + 0.1

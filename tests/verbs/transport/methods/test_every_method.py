@@ -19,8 +19,8 @@ NAMES = method_names("transport")
 def test_maps_have_orthonormal_rows_or_columns(layers, width_a: int, width_b: int):
     pair, _ = layers.layer_pair(width_a, width_a, width_b, width_b)
     for method in (Theseus(), Gradient(), Gradient(blend=1.0)):
-        for found in (method.input_map(pair), method.output_map(pair)):
-            matrix = found.matrix if width_a <= width_b else found.matrix.T
+        for each in (method.input_map(pair), method.output_map(pair)):
+            matrix = each.matrix if width_a <= width_b else each.matrix.T
             identity = torch.eye(min(width_a, width_b), dtype=torch.float64)
             torch.testing.assert_close(matrix @ matrix.T, identity, atol=1e-12, rtol=0)
 

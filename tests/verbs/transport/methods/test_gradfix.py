@@ -37,10 +37,10 @@ def test_gradfix_masks_by_the_targets_own_gradients_against_the_fine_tuned_sourc
     given = {"data": images, "method": "gradfix", "options": {"vote": vote}, "strength": 1.0, "batches": 2}
     moved = transport(*work, **given).moved.dense
     # a key's bias shifts all scores of a query alike, so its true gradient is zero
-    felt = {name: one for name, one in target.named_parameters() if not name.endswith("k_proj.bias")}
+    felt = {name: each for name, each in target.named_parameters() if not name.endswith("k_proj.bias")}
     assert len(felt) == len(list(target.parameters())) - 2
     assert set(felt) <= set(moved)
-    descent = {name: torch.zeros_like(one) for name, one in felt.items()}
+    descent = {name: torch.zeros_like(each) for name, each in felt.items()}
     for rows in [slice(0, 64)] if vote == "mean" else [slice(row, row + 1) for row in range(64)]:
         loss = torch.nn.functional.cross_entropy(target(images[rows]).logits, wanted[rows], reduction="sum")
         for name, part in zip(felt, torch.autograd.grad(loss, list(felt.values())), strict=True):

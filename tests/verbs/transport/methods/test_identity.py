@@ -29,9 +29,9 @@ def grown(source, kit, *, seed: int = 4):
 def test_identity_moves_an_update_to_the_near_copies_of_its_blocks(kit):
     source = kit.tiny_vit()
     tuned, deep = kit.nudge(source, size=0.3), grown(source, kit)
-    found = kinship(load_model(source), load_model(deep))
-    assert found.related
-    assert found.partners == {0: 0, 2: 1}
+    outcome = kinship(load_model(source), load_model(deep))
+    assert outcome.related
+    assert outcome.partners == {0: 0, 2: 1}
     options = {"data": kit.pictures(64), "method": "identity", "strength": 1.0, "batches": 2}
     result = transport(source, tuned, deep, **options)
     before, after = dict(source.named_parameters()), dict(tuned.named_parameters())
@@ -43,7 +43,7 @@ def test_identity_moves_an_update_to_the_near_copies_of_its_blocks(kit):
         moved = result.moved.dense[f"vit.layers.{2 * int(block)}.{leaf}"]
         torch.testing.assert_close(moved, after[name].detach() - before[name].detach())
         assert f"vit.layers.{2 * int(block) + 1}.{leaf}" not in result.moved.dense
-    assert not [one for one in result.moved.left if "layers" in one.tensor]
+    assert not [each for each in result.moved.left if "layers" in each.tensor]
     spread = transport(source, tuned, deep, depth="nearest", **options)
     assert any("layers.1." in name for name in spread.moved.dense), "a depth that is asked for is obeyed"
 
@@ -54,9 +54,9 @@ def test_path_steps_move_between_the_same_blocks_as_one_step(kit, method):
     tuned, deep = kit.nudge(source, size=0.3), grown(source, kit)
     options = {"body": "identity"} if method == "carry" else {}
     given = {"data": kit.pictures(64), "method": method, "options": options, "strength": 1.0, "batches": 1}
-    one, two = (transport(source, tuned, deep, path_steps=steps, **given).moved.dense for steps in (1, 2))
-    assert set(one) == set(two)
-    for name, change in one.items():
+    first, two = (transport(source, tuned, deep, path_steps=steps, **given).moved.dense for steps in (1, 2))
+    assert set(first) == set(two)
+    for name, change in first.items():
         torch.testing.assert_close(two[name], change, atol=1e-6, rtol=1e-5)
 
 
@@ -69,7 +69,7 @@ def test_blocks_without_a_near_copy_are_listed(kit):
     result = transport(
         source, kit.nudge(source), target, data=kit.pictures(64), method="identity", strength=1.0, batches=2
     )
-    left = {one.tensor.split(".")[2]: one.reason for one in result.moved.left if "layers" in one.tensor}
+    left = {each.tensor.split(".")[2]: each.reason for each in result.moved.left if "layers" in each.tensor}
     assert left == dict.fromkeys(("0", "3"), "no block of the target is like its block")
 
 

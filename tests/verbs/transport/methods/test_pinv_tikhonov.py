@@ -50,14 +50,14 @@ def test_tikhonov_moves_rows_by_the_dense_penalised_solution():
         for width in (4, 6)
     )
     pair = LayerPair("stream", (6, 6), inputs=Moments.of(a, b))
-    found = PinvTikhonov(penalty=0.1).space_map(pair)
+    space_map = PinvTikhonov(penalty=0.1).space_map(pair)
     second = b.T @ b
     penalty = 0.1 * second.diagonal().mean() * torch.eye(6).double()
     expected = a.T @ b @ torch.linalg.inv(second + penalty)
-    torch.testing.assert_close(found.matrix, expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(space_map.matrix, expected, atol=1e-10, rtol=0)
     # a row that is moved so is felt alike: a bias of the same space takes the same map
     row = a[0]
     outputs = LayerPair("stream", (6,), outputs=pair.inputs)
     torch.testing.assert_close(
-        PinvTikhonov(penalty=0.1).transport_vector(row, outputs), row @ found.matrix, atol=1e-10, rtol=0
+        PinvTikhonov(penalty=0.1).transport_vector(row, outputs), row @ space_map.matrix, atol=1e-10, rtol=0
     )

@@ -7,11 +7,11 @@ def test_the_random_control_fits_a_map_once_for_all_that_share_it(kit, monkeypat
     from transship.verbs.transport.methods import random_aligned
 
     fitted = []
-    found = random_aligned.procrustes
+    procrustes = random_aligned.procrustes
 
     def counted(moments):
         fitted.append(moments)
-        return found(moments)
+        return procrustes(moments)
 
     monkeypatch.setattr(random_aligned, "procrustes", counted)
     source, target = kit.tiny_vit(), kit.tiny_vit(48, seed=4)

@@ -76,16 +76,16 @@ def test_moments_merged_from_shards_give_the_maps_of_one_pass(layers):
 @pytest.mark.parametrize("rows", [3, 300])
 def test_one_or_two_threads_give_the_same_maps_and_rank(layers, rows: int):
     a, b = layers.gaussian(rows, 40), layers.gaussian(rows, 64, seed=1)
-    found = []
+    entries = []
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(Theseus().input_map(LayerPair("x", (1, 64), Moments.of(a, b))))
+            entries.append(Theseus().input_map(LayerPair("x", (1, 64), Moments.of(a, b))))
     finally:
         torch.set_num_threads(before)
-    torch.testing.assert_close(found[0].matrix, found[1].matrix, atol=1e-8, rtol=0)
-    assert found[0].rank == found[1].rank == min(rows, 40)
+    torch.testing.assert_close(entries[0].matrix, entries[1].matrix, atol=1e-8, rtol=0)
+    assert entries[0].rank == entries[1].rank == min(rows, 40)
 
 
 def test_unseen_directions_are_dropped_and_the_rank_says_so(layers):

@@ -93,8 +93,8 @@ def test_adapters_with_heads_give_an_adapter_for_each_task_that_peft_loads(adapt
     alone = {name: dense(name) for name in LABELS}
     for name, labels in LABELS.items():
         base = transformers.BertForSequenceClassification.from_pretrained("bare", num_labels=labels)
-        found = peft.PeftModel.from_pretrained(base, out / name).merge_and_unload().state_dict()
-        for key, tensor in found.items():
+        weights = peft.PeftModel.from_pretrained(base, out / name).merge_and_unload().state_dict()
+        for key, tensor in weights.items():
             if key.startswith("classifier"):
                 assert torch.equal(tensor, alone[name][key])
             else:
@@ -124,24 +124,28 @@ def test_a_base_with_an_adapter_that_brings_a_head_loads_as_that_task(adapters: 
 def test_the_labels_of_a_head_are_the_rows_of_its_last_map():
     shapes = {"classifier.dense.weight": (16, 16), "classifier.out_proj.weight": (5, 16)}
     config = {"architectures": ["RobertaForMaskedLM"], "id2label": {"0": "no", "1": "yes"}}
-    found = headed_config(config, shapes, {"task_type": "SEQ_CLS"})
-    assert found["architectures"] == ["RobertaForSequenceClassification"]
-    assert list(found["id2label"]) == ["0", "1", "2", "3", "4"]
+    result = headed_config(config, shapes, {"task_type": "SEQ_CLS"})
+    assert result["architectures"] == ["RobertaForSequenceClassification"]
+    assert list(result["id2label"]) == ["0", "1", "2", "3", "4"]
     assert headed_config(config, {"classifier.weight": (2, 16)}, {}) == config  # it names them already
     assert headed_config(config, {"embeddings.extra": (3, 16)}, {"task_type": "SEQ_CLS"}) == config
     seeing = {"auto_mapping": {"base_model_class": "ViTForImageClassification"}}
-    found = headed_config({"architectures": ["ViTModel"]}, {"classifier.weight": (3, 16)}, seeing)
-    assert found["architectures"] == ["ViTForImageClassification"]
+    result = headed_config({"architectures": ["ViTModel"]}, {"classifier.weight": (3, 16)}, seeing)
+    assert result["architectures"] == ["ViTForImageClassification"]
 
 
 def test_a_gradient_over_depth_and_a_filter_reach_the_factors(adapters: Path):
     weight = [{"filter": "value", "value": 0.5}, {"value": [0.0, 1.0]}]
     given = recipe("task_arithmetic", parameters={"weight": weight, "lambda": 2.0})
     given["models"] = [{"model": "lora-mood"}]
-    found = plan(given)
-    assert isinstance(found, AdapterMerge)
-    assert [found.methods[QUERY.format(layer)][1]["weight"] for layer in range(3)] == [(0.0,), (0.5,), (1.0,)]
-    method, values = found.methods[QUERY.format(1).replace("query", "value")]
+    result = plan(given)
+    assert isinstance(result, AdapterMerge)
+    assert [result.methods[QUERY.format(layer)][1]["weight"] for layer in range(3)] == [
+        (0.0,),
+        (0.5,),
+        (1.0,),
+    ]
+    method, values = result.methods[QUERY.format(1).replace("query", "value")]
     assert (method.scale, values["weight"]) == (2.0, (0.5,))
 
 
@@ -388,6 +392,6 @@ def test_one_rslora_adapter_with_weight_one_stays_what_it_is(adapters: Path, tmp
         bare = transformers.BertModel.from_pretrained("bare")
         return dict(peft.PeftModel.from_pretrained(bare, folder).merge_and_unload().state_dict())
 
-    wanted, found = computed("root"), computed(out)
+    wanted, result = computed("root"), computed(out)
     for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(result[name], tensor, atol=1e-6, rtol=1e-6)

@@ -27,15 +27,15 @@ def test_a_document_means_what_yaml_says(tree: dict[str, object], flow: bool):
 
 
 def test_every_key_remembers_its_line():
-    (found,) = parse_documents("a: 1\n\nb:\n  c: 2\n  d: [1, {e: 3}]\n")
-    assert found.lines == {"a": 1, "b": 3}
-    assert found["b"].where("d") == "recipe:5"
-    assert isinstance(found["b"]["d"][1], Block)
+    (result,) = parse_documents("a: 1\n\nb:\n  c: 2\n  d: [1, {e: 3}]\n")
+    assert result.lines == {"a": 1, "b": 3}
+    assert result["b"].where("d") == "recipe:5"
+    assert isinstance(result["b"]["d"][1], Block)
 
 
 def test_aliases_and_merge_keys_work():
-    (found,) = parse_documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n")
-    assert found["y"] == {"a": 1, "b": 3}
+    (result,) = parse_documents("x: &x {a: 1, b: 2}\ny: {<<: *x, b: 3}\n")
+    assert result["y"] == {"a": 1, "b": 3}
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_innermost_scope_with_a_matching_rule_counts(kinds: list[str]):
 
 
 def test_settings_are_read_in_all_their_forms():
-    found = settings(
+    result = settings(
         "weight: 0.5\n"
         "t: [0, 1e-1, .5]\n"
         "density: {filter: mlp, value: [0.2, 0.4]}\n"
@@ -81,11 +81,11 @@ def test_settings_are_read_in_all_their_forms():
         "  - {filter: o_proj, value: 0}\n"
         "  - value: 1\n"
     )
-    assert found["weight"].rules == (Rule(None, 0.5),)
-    assert found["t"].rules == (Rule(None, (0, 0.1, 0.5)),)  # YAML 1.1 takes 1e-1 for text
-    assert found["density"].rules == (Rule("mlp", (0.2, 0.4)),)
-    assert found["scale"].value("layers.0.o_proj.weight", 0.0) == 0
-    assert found["scale"].value("layers.0.q_proj.weight", 0.0) == 1
+    assert result["weight"].rules == (Rule(None, 0.5),)
+    assert result["t"].rules == (Rule(None, (0, 0.1, 0.5)),)  # YAML 1.1 takes 1e-1 for text
+    assert result["density"].rules == (Rule("mlp", (0.2, 0.4)),)
+    assert result["scale"].value("layers.0.o_proj.weight", 0.0) == 0
+    assert result["scale"].value("layers.0.q_proj.weight", 0.0) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ def only(text: str) -> Recipe:
 
 
 def test_data_is_a_reference_or_a_mapping_and_takes_the_defaults_of_the_recipe():
-    found = only(
+    result = only(
         "merge_method: regmean\nbase_model: b\ndata: {inputs: 64, split: validation}\nmodels:\n"
         "- {model: x, data: trec}\n- {model: y, data: {path: sst2, column: text, split: train}}\n"
         "- {model: z}\n"
     )
-    x, y, z = (found.data_of(source.model) for source in found.modules[0].slices[0].sources)
+    x, y, z = (result.data_of(source.model) for source in result.modules[0].slices[0].sources)
     assert x == DataRule(path="trec", inputs=64, split="validation", where="recipe:5")
     assert y == DataRule(path="sst2", column="text", inputs=64, split="train", where="recipe:6")
     assert z is None

@@ -69,11 +69,11 @@ def test_methods_that_draw_draw_the_same_for_any_jobs_and_memory(toys: Make, tmp
     if name.startswith("dare"):
         del recipe["parameters"]["epsilon"]
     expected = weights(merge(recipe, seed=3).save(tmp_path / "one"))
-    found = merge(recipe, seed=3)
-    assert isinstance(found.plan, MergePlan)
+    merged = merge(recipe, seed=3)
+    assert isinstance(merged.plan, MergePlan)
     # no limit; room for two threads and nothing that waits; room for one thread only
-    tight = found.plan.memory_of(2) + found.plan.largest_output
-    for jobs, memory in ((2, None), (5, None), (5, tight), (5, found.plan.peak_memory)):
+    tight = merged.plan.memory_of(2) + merged.plan.largest_output
+    for jobs, memory in ((2, None), (5, None), (5, tight), (5, merged.plan.peak_memory)):
         out = tmp_path / f"{jobs}-{memory}"
         assert weights(merge(recipe, seed=3).save(out, jobs=jobs, memory=memory)) == expected
     assert weights(merge(recipe, seed=4).save(tmp_path / "other", jobs=5)) != expected
@@ -126,16 +126,16 @@ def test_a_nan_is_blamed_on_its_input_whatever_the_threads(toys: Make, tmp_path:
 
 
 def test_memory_bounds_the_threads(toys: Make):
-    found = plan(RECIPES["ties-global"] | {"models": [{"model": "a"}, {"model": "b"}]})
-    assert isinstance(found, MergePlan)
+    result = plan(RECIPES["ties-global"] | {"models": [{"model": "a"}, {"model": "b"}]})
+    assert isinstance(result, MergePlan)
 
     def allowed(jobs: int, memory: int | str | None) -> tuple[int, int]:
-        return threads(found, RunSettings(jobs=jobs, memory=memory))
+        return threads(result, RunSettings(jobs=jobs, memory=memory))
 
     assert allowed(4, None) == (4, ROOM)
     assert allowed(4, "1TB") == (4, ROOM)
-    assert allowed(4, found.peak_memory) == (1, 0)
-    two = found.memory_of(2) + found.largest_output + 77
+    assert allowed(4, result.peak_memory) == (1, 0)
+    two = result.memory_of(2) + result.largest_output + 77
     assert allowed(4, two) == (2, 77)
     with pytest.raises(OptionError, match="--memory"):
         allowed(4, 1000)
@@ -145,7 +145,7 @@ def test_memory_bounds_the_threads(toys: Make):
 
 def test_finished_tensors_never_take_more_than_the_room(tmp_path: Path):
     """The writer waits at the first tensor: workers may run ahead by the room, and not by one more."""
-    made: list[str] = []
+    entries: list[str] = []
     go = threading.Event()
     lock = threading.Lock()
 
@@ -154,7 +154,7 @@ def test_finished_tensors_never_take_more_than_the_room(tmp_path: Path):
             if name == "t0":
                 go.wait(10)
             with lock:
-                made.append(name)
+                entries.append(name)
             return np.full(100, float(name[1:]), np.float32)
 
         return produce
@@ -167,13 +167,13 @@ def test_finished_tensors_never_take_more_than_the_room(tmp_path: Path):
         writer.start()
         threading.Event().wait(0.3)
         with lock:
-            assert sorted(made) == ["t1", "t2"]
+            assert sorted(entries) == ["t1", "t2"]
         go.set()
         writer.join()
         assert ahead.room == 1200
-    found = load_file(tmp_path / "x.safetensors")
-    assert [float(found[f"t{number}"][0]) for number in range(9)] == list(range(9))
-    assert len(found) == 10
+    tensors = load_file(tmp_path / "x.safetensors")
+    assert [float(tensors[f"t{number}"][0]) for number in range(9)] == list(range(9))
+    assert len(tensors) == 10
 
 
 def test_the_card_says_what_its_fingerprints_cover(toys: Make, tmp_path: Path, layered: Any):
