@@ -66,12 +66,12 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, where: str = "--memory") -> int:
     """Return the number of bytes that `2GB`, `512MiB` or plain digits stand for."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].upper() == "I":
         raise OptionError(
-            f"'{text}' is not a size", where="--memory", fix="write it as 2GB, 512MiB or a number of bytes"
+            f"'{text}' is not a size", where=where, fix="write it as 2GB, 512MiB or a number of bytes"
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 

@@ -150,6 +150,17 @@ def test_a_text_without_tokens_is_refused(models_dir: Path):
         model.preprocess(["words", ""])
 
 
+def test_a_model_of_sound_or_of_texts_says_what_it_reads(minilm: Path):
+    sizes = {"d_model": 8, "encoder_attention_heads": 1, "encoder_ffn_dim": 8, "encoder_layers": 1}
+    sound = hf.WhisperConfig(**sizes, decoder_layers=1, decoder_attention_heads=1, decoder_ffn_dim=8)
+    hearing = LoadedModel("whisper", hf.WhisperModel(sound), tokenizer=object())
+    assert hearing.kind == "array"
+    with pytest.raises(DataError, match="the model reads sound, and the inputs are texts"):
+        hearing.preprocess(["a text"])
+    with pytest.raises(DataError, match="the model reads texts, and the inputs are numbers"):
+        load_model(minilm).preprocess([np.zeros(4)])
+
+
 def test_images_take_the_folders_own_processor(tmp_path: Path):
     torch.manual_seed(0)
     config = hf.ViTConfig(image_size=16, patch_size=4, **SMALL)

@@ -143,6 +143,15 @@ def test_what_makes_no_adapter_is_refused(tmp_path: Path, given: dict[str, Any],
         checkpoints.extract(base, base, **given)
 
 
+def test_a_model_of_another_base_has_no_adapter(tmp_path: Path):
+    kind, config = KINDS["llama"]
+    for name in ("base", "stranger"):
+        kind(config).save_pretrained(tmp_path / name)
+    base, stranger = (checkpoints.open(tmp_path / name) for name in ("base", "stranger"))
+    with pytest.raises(CheckpointError, match="no fine-tune of it; check the order of arguments"):
+        checkpoints.extract(stranger, base, rank=1)
+
+
 def test_a_model_that_is_its_base_has_no_adapter(tmp_path: Path):
     kind, config = KINDS["llama"]
     kind(config).save_pretrained(tmp_path)

@@ -157,6 +157,13 @@ def test_gguf_is_refused_as_file_under_any_name_and_as_folder(tmp_path: Path):
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["texts.csv", "recipe.yaml", "vectors.parquet"])
+def test_a_file_that_is_no_model_is_called_so(name: str, tmp_path: Path):
+    (tmp_path / name).write_text("text,label\nhello,x\n")
+    with pytest.raises(CheckpointError, match=rf"a \{Path(name).suffix} file holds no weights; give a model"):
+        open_checkpoint(tmp_path / name)
+
+
 def test_a_folder_without_weights_says_what_it_wants(tmp_path: Path):
     with pytest.raises(CheckpointError, match=r"no weights.*model\.safetensors"):
         open_checkpoint(tmp_path)

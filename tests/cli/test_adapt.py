@@ -20,6 +20,7 @@ from transship.cli.options import read_settings
 from transship.errors import TransshipError
 from transship.verbs.adapt import load_adapted
 from transship.verbs.adapt.api import check_table
+from transship.verbs.adapt.rows.reading import read_rows
 from transship.verbs.adapt.settings import COMMAND, CommandSettings, Settings
 
 pytestmark = pytest.mark.filterwarnings("ignore::transship.errors.TransshipWarning")
@@ -278,6 +279,18 @@ def test_a_path_that_cannot_be_is_refused_before_any_work(
     usual = ["--backbone", place / "bert", "--train", place / "waves.parquet"]
     with pytest.raises(TransshipError, match=message):
         run("fit", tmp_path / "model", *usual, *arguments)
+
+
+def test_missing_values_are_refused_by_the_row_of_the_file_unless_they_are_filled(
+    place: Path, tmp_path: Path
+):
+    rows = [f"{number % 2},{number},2,3,4" for number in range(20)]
+    rows[2] = "0,2,,3,4"
+    (tmp_path / "holes.csv").write_text("\n".join(["label,t0,t1,t2,t3", *rows]))
+    with pytest.raises(TransshipError, match=r"holes\.csv: row 3 holds NaN .* --missing fill"):
+        fit(place, tmp_path / "model", "--train", tmp_path / "holes.csv")
+    examples, _ = read_rows(tmp_path / "holes.csv")  # what `--missing fill` is handed
+    assert np.argwhere(np.isnan(examples.inputs)).tolist() == [[2, 1]]
 
 
 def test_an_existing_folder_is_kept_without_force(fitted: tuple[Path, Result], place: Path):

@@ -107,6 +107,13 @@ def test_a_quoted_home_folder_is_the_home_folder(tmp_path: Path, monkeypatch, ca
         assert str(tmp_path) in capsys.readouterr().err
 
 
+def test_a_command_that_is_nearly_right_is_asked_back(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["transprt", "a"])
+    assert left.value.code == 2
+    assert "No such command 'transprt'. Did you mean 'transport'?" in capsys.readouterr().err
+
+
 def test_ctrl_c_says_what_the_work_says_is_kept(monkeypatch, capsys, tmp_path: Path):
     def stopped(*_: object, **__: object) -> None:
         with keeping("statistics", tmp_path):

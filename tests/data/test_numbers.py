@@ -88,6 +88,27 @@ def test_rows_that_are_no_numbers_are_refused(tmp_path: Path, rows: list[Any], m
         data.series(stored(tmp_path, {"series": rows}))
 
 
+@pytest.mark.parametrize("hole", ["", "NaN", "?", "NA"])
+def test_a_wide_table_with_a_missing_number_is_still_a_series(tmp_path: Path, hole: str):
+    (tmp_path / "a.csv").write_text(f"label,t0,t1,t2\nup,1,2,3\ndown,4,{hole},6\n")
+    with pytest.raises(DataError, match=r"column 't1': row 2 (has no value|is NaN)"):
+        data.load(tmp_path / "a.csv")
+    dataset = data.load(tmp_path / "a.csv", gaps=True)
+    assert dataset.kind == "series"
+    np.testing.assert_array_equal(dataset.inputs, [[1, 2, 3], [4, np.nan, 6]])
+
+
+def test_missing_numbers_are_read_where_they_are_asked_for(tmp_path: Path):
+    rows = np.array([[1.0, np.nan], [1.0, 2.0]])
+    np.save(tmp_path / "a.npy", rows)
+    listed = stored(tmp_path, {"series": [[1.0, None], [1.0, 2.0]]})
+    for path in (tmp_path / "a.npy", listed):
+        np.testing.assert_array_equal(data.load(path, gaps=True).inputs, rows)
+    np.save(tmp_path / "a.npy", rows * np.inf)
+    with pytest.raises(DataError, match="row 1 holds infinity"):
+        data.load(tmp_path / "a.npy", gaps=True)
+
+
 def test_npy_is_mapped_and_not_read(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
     dataset = data.vectors(tmp_path / "a.npy")

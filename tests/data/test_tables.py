@@ -80,7 +80,7 @@ MISTAKES = {
     "number.jsonl": ('{"text": 1}\n{"text": 2}\n', "holds int64 and no text"),
     "mixed.jsonl": ('{"text": "a"}\n{"text": 2}\n', "the column 'text' mixes int and str"),
     "other.csv": ("words,label\na,1\n", r"no column reads as text \(the columns are words, label\)"),
-    "near.csv": ("txt,label\na,1\n", r"did you mean column='txt'\?"),
+    "near.csv": ("txt,label\na,1\n", r"did you mean 'txt'\? Name it with --column"),
     "broken.parquet": (b"PAR1 and then nonsense PAR1", "no readable parquet file"),
     "notes.docx": ("x", "'.docx' is no table that can be read"),
 }

@@ -97,11 +97,16 @@ class LoadedModel:
     @property
     def kind(self) -> str:
         """What it reads: text, vision, text-vision or array."""
-        reads = [word for word, part in (("text", self.tokenizer), ("vision", self._sees())) if part]
+        text = self.tokenizer is not None and not self._hears()
+        reads = [word for word, part in (("text", text), ("vision", self._sees())) if part]
         return "-".join(reads) or "array"
 
     def _sees(self) -> bool:
         return self.image_processor is not None or image_size(self.config) is not None
+
+    def _hears(self) -> bool:
+        """Whether it reads sound; what a tokenizer in its folder makes are its answers."""
+        return getattr(self.model, "main_input_name", "") in ("input_features", "input_values")
 
     def preprocess(self, inputs: Sequence[Any]) -> Batch:
         """Return the batch for raw inputs: texts, pairs of texts, images, or (image, text)."""
@@ -122,6 +127,10 @@ class LoadedModel:
             return self._texts(inputs)
         if self._sees():
             return self._images(inputs)
+        if self.kind == "text" and np.asarray(first).dtype.kind == "f":
+            raise DataError(
+                "the model reads texts, and the inputs are numbers", where=self.name, fix="give texts"
+            )
         return self._as_batch(stack_arrays(inputs), len(inputs))
 
     def run(self, batch: Batch) -> Any:
@@ -144,6 +153,12 @@ class LoadedModel:
 
     def _texts(self, texts: Sequence[str], seconds: Sequence[str] | None = None) -> Batch:
         """Return the batch of texts; `seconds` are read behind them, as the tokenizer joins two texts."""
+        if self._hears():
+            raise DataError(
+                "the model reads sound, and the inputs are texts",
+                where=self.name,
+                fix="give a model of texts, or sound as arrays of its features",
+            )
         if self.tokenizer is None:
             raise DataError(
                 "the model has no tokenizer for texts",

@@ -116,6 +116,6 @@ def sentence_prompt(folder: Path | None, name: str | None = None) -> str:
     if name in prompts:
         return str(prompts[name])
     if name not in PROMPTS:
-        known = ", ".join(prompts) or "none"
-        raise OptionError(f"the model has no prompt '{name}'", where="--as", fix=f"its prompts are: {known}")
+        known = ", ".join(dict.fromkeys([*PROMPTS, *prompts]))
+        raise OptionError(f"the model has no prompt '{name}'", where="--as", fix=f"give one of: {known}")
     return next((str(prompts[other]) for other in PROMPTS[name] if other in prompts), "")

@@ -21,6 +21,9 @@ from transship.checkpoints.lora import default_layout
 from transship.checkpoints.update import Update
 from transship.errors import CheckpointError, OptionError
 
+# of a matrix's norm; fine-tunes move by a few per cent
+_STRANGER = 0.7
+
 
 @dataclass(frozen=True)
 class ExtractedTensor:
@@ -96,6 +99,7 @@ def extract(
     """
     _check(rank, energy)
     change = Update.between(base, tuned, unmatched="skip")
+    _require_related(change, base, tuned)
     whole = _kept_whole(change, base)
     given: dict[str, Factors | Callable[[], Array]] = {}
     tensors: list[ExtractedTensor] = []
@@ -129,6 +133,18 @@ def _check(rank: int | None, energy: float | None) -> None:
     if energy is not None and not 0 < energy <= 1:
         raise OptionError(
             f"{energy:g} is no share", where="--energy", fix="give a number above 0 and at most 1"
+        )
+
+
+def _require_related(change: Update, base: Checkpoint, tuned: Checkpoint) -> None:
+    """Refuse two models of which most matrices differ as those of strangers do: by √2 of their norm."""
+    moved = [row.relative for row in change.summary() if len(row.shape) >= 2]
+    if moved and np.median(moved) > _STRANGER:
+        raise CheckpointError(
+            f"its matrices differ from those of {base.name} by {100 * np.median(moved):.0f} % in the median, "
+            "so it is no fine-tune of it",
+            where=tuned.name,
+            fix="check the order of arguments: TUNED BASE OUT",
         )
 
 

@@ -277,6 +277,20 @@ _OTHER_FORMATS = {
     ".npz": "NumPy (npz)",
     ".tflite": "TensorFlow Lite",
 }
+# data, recipes and words, given where a model belongs
+_NO_WEIGHTS = (
+    ".csv",
+    ".tsv",
+    ".txt",
+    ".json",
+    ".jsonl",
+    ".ndjson",
+    ".yaml",
+    ".yml",
+    ".md",
+    ".parquet",
+    ".npy",
+)
 _ORIGINAL = (
     "use the original weights (the model that was quantised, in bfloat16 or float32), or dequantise it first"
 )
@@ -313,6 +327,12 @@ def refuse_format(path: Path) -> None:
     if format_name in ("GGUF", "GGML"):
         raise CheckpointError(
             f"this is a {format_name} file, which is quantised", where=str(path), fix=_ORIGINAL
+        )
+    if path.suffix.lower() in _NO_WEIGHTS:
+        raise CheckpointError(
+            f"a {path.suffix.lower()} file holds no weights",
+            where=str(path),
+            fix="give a model: a folder with config.json and model.safetensors, an adapter, or a hub id",
         )
     if format_name is not None:
         raise CheckpointError(

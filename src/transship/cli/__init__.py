@@ -7,6 +7,7 @@ transformers at the top, so that `transship --help` answers at once.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import functools
 import importlib
@@ -68,6 +69,15 @@ class LazyGroup(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         return _load(name) if name in COMMANDS else None
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named; one that is nearly right is asked back."""
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        if words[0] not in COMMANDS and near:
+            context.fail(f"No such command '{words[0]}'. Did you mean '{near[0]}'?")
+        return super().resolve_command(context, words)
 
 
 @functools.cache  # a command is equipped once

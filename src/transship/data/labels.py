@@ -59,7 +59,11 @@ def need_column(part: str, names: Sequence[str], given: str | None, *, where: st
     if column is not None:
         return column
     near = [name for name in names if difflib.get_close_matches(name.lower(), USUAL[part], n=1, cutoff=0.75)]
-    hint = f"did you mean column='{near[0]}'?" if near else "name the column with column="
+    hint = (
+        f"did you mean '{near[0]}'? Name it with --column (column= in Python)"
+        if near
+        else "name the column with --column (column= in Python)"
+    )
     raise DataError(f"no column reads as {part} ({_listed(names)})", where=where, fix=hint)
 
 
@@ -97,6 +101,7 @@ class Options:
         split_column: the column of the splits.
         split: the one split to keep.
         name: what to call the data set; otherwise the reference as given.
+        gaps: whether a missing number is read as NaN; it is refused otherwise.
     """
 
     column: str | None = None
@@ -106,6 +111,7 @@ class Options:
     split_column: str | None = None
     split: str | None = None
     name: str | None = None
+    gaps: bool = False
 
 
 def assemble(

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from transship.data.columns import wide_kind
 from transship.data.dataset import KINDS, Dataset, Kind
 from transship.data.labels import (
     USUAL,
@@ -22,7 +23,7 @@ from transship.data.labels import (
     need_column,
 )
 from transship.data.locate import NUMBERS, TABLES, data_files, hub_table, is_hub_id, missing_data
-from transship.data.numbers import NumberKind, checked, numbers_of_file, numbers_of_table, wide_kind
+from transship.data.numbers import NumberKind, checked, numbers_of_file, numbers_of_table
 from transship.data.pictures import (
     IMAGE_SUFFIXES,
     Mode,
@@ -46,6 +47,7 @@ class ReadOptions(TypedDict, total=False):
     split_column: str | None
     name: str | None
     config: str | None
+    gaps: bool
 
 
 def text(
@@ -147,6 +149,7 @@ def load(
         split=reading.get("split"),
         split_column=reading.get("split_column"),
         name=reading.get("name"),
+        gaps=reading.get("gaps", False),
     )
     name = options.name or str(reference)
     files = data_files(reference)
@@ -345,6 +348,8 @@ def _strings(table: DataTable, column: str) -> Any:
         values = pyarrow.chunked_array([chunk.dictionary_decode() for chunk in values.chunks])
     if not (types.is_string(values.type) or types.is_large_string(values.type)):
         raise DataError(
-            f"it holds {values.type} and no text", where=where, fix="name the text column with column="
+            f"it holds {values.type} and no text",
+            where=where,
+            fix="name the text column with --column (column= in Python)",
         )
     return values

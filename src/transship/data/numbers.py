@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from transship.data.columns import finite_column, numeric_columns
 from transship.data.dataset import Dataset
 from transship.data.labels import (
     USUAL,
@@ -43,12 +43,14 @@ def numbers_of_table(
     """Return a table's column of lists; without one, its numeric columns side by side [rows, columns]."""
     column = _list_column(table, kind, options)
     if column is None:
-        used = _numeric_columns(table, options)
-        parts = [_finite_column(table, each) for each in used]
+        used = numeric_columns(table, options)
+        parts = [finite_column(table, each, gaps=options.gaps) for each in used]
         return assemble(table, np.stack(parts, axis=1), kind, options, used=used, name=name)
     where = f"{table.source}, column '{column}'"
-    values = stack_lists(table.column(column), where=where, length=length)
-    return assemble(table, checked(values, kind, where), kind, options, used=[column], name=name)
+    values = stack_lists(table.column(column), where=where, length=length, gaps=options.gaps)
+    return assemble(
+        table, checked(values, kind, where, gaps=options.gaps), kind, options, used=[column], name=name
+    )
 
 
 def numbers_of_file(file: Path, kind: NumberKind, options: Options, name: str, length: int | None) -> Dataset:
@@ -56,12 +58,12 @@ def numbers_of_file(file: Path, kind: NumberKind, options: Options, name: str, l
     where = str(file)
     arrays = _read(file)
     if None in arrays:
-        values = checked(_cut(arrays[None], length), kind, where)
+        values = checked(_cut(arrays[None], length), kind, where, gaps=options.gaps)
         dataset = Dataset(name=name, kind=kind, inputs=values)
         return dataset.split(options.split) if options.split is not None else dataset
     named = {key: value for key, value in arrays.items() if key is not None}
     column = _array_name(named, kind, options, where)
-    values = checked(_cut(named[column], length), kind, f"{where}, array '{column}'")
+    values = checked(_cut(named[column], length), kind, f"{where}, array '{column}'", gaps=options.gaps)
     # arrays of another length (constants such as a viscosity) are no columns of this table
     columns = {key: value for key, value in named.items() if value.ndim >= 1 and len(value) == len(values)}
     wide = {key: value for key, value in columns.items() if value.ndim > 1 and key != column}
@@ -87,10 +89,11 @@ def numbers_of_file(file: Path, kind: NumberKind, options: Options, name: str, l
     return full.split(options.split) if options.split is not None else full
 
 
-def stack_lists(column: Any, *, where: str, length: int | None = None) -> NDArray[Any]:
+def stack_lists(column: Any, *, where: str, length: int | None = None, gaps: bool = False) -> NDArray[Any]:
     """Return a pyarrow column of (nested) lists as an array [rows, …]; refuse ragged rows by number.
 
-    With `length`, the last axis of one-level lists is cut to it or filled up with zeros.
+    With `length`, the last axis of one-level lists is cut to it or filled up with zeros. With `gaps`, a
+    number that is missing is NaN.
     """
     import pyarrow
     import pyarrow.types as types
@@ -110,17 +113,19 @@ def stack_lists(column: Any, *, where: str, length: int | None = None) -> NDArra
             sizes = flat.value_lengths().to_numpy(zero_copy_only=False)
             values = flat.flatten()
             if length is not None and len(shape) == 1 and not _is_list(values.type):
-                return _cut_lists(_plain_numbers(values, where), sizes, length)
+                return _cut_lists(_plain_numbers(values, where, gaps=gaps), sizes, length)
             width = _one_length(sizes, rows, where)
         if values.null_count and not isinstance(values, pyarrow.NullArray) and _is_list(values.type):
             raise DataError("a row holds a list that is missing", where=where, fix="drop those rows")
         shape.append(int(width))
         flat = values
-    return _cut(_plain_numbers(flat, where).reshape(shape), length)
+    return _cut(_plain_numbers(flat, where, gaps=gaps).reshape(shape), length)
 
 
-def checked(values: NDArray[Any], kind: NumberKind, where: str) -> NDArray[Any]:
-    """Return `values` when they are finite numbers of a shape that fits the kind; read in pieces."""
+def checked(values: NDArray[Any], kind: NumberKind, where: str, *, gaps: bool = False) -> NDArray[Any]:
+    """Return `values` when they are finite numbers (with `gaps` also NaN) of a shape that fits the kind; read
+    in pieces.
+    """
     if values.dtype.kind not in "fiub":
         raise DataError(
             f"it holds {values.dtype} and no numbers", where=where, fix="store floats or integers"
@@ -137,11 +142,14 @@ def checked(values: NDArray[Any], kind: NumberKind, where: str) -> NDArray[Any]:
     if values.dtype.kind == "f":
         step = max(1, (1 << 22) // max(1, int(np.prod(values.shape[1:]))))
         for part in chunks(len(values), step):
-            fine = np.isfinite(values[part].reshape(part.stop - part.start, -1)).all(axis=1)
+            rows = values[part].reshape(part.stop - part.start, -1)
+            fine = (~np.isinf(rows) if gaps else np.isfinite(rows)).all(axis=1)
             if not fine.all():
                 row = part.start + int(np.argmin(fine)) + 1
                 raise DataError(
-                    f"row {row} holds NaN or infinity", where=where, fix="fill in or drop the rows that do"
+                    f"row {row} holds {'infinity' if gaps else 'NaN or infinity'}",
+                    where=where,
+                    fix="fill in or drop the rows that do",
                 )
     return values
 
@@ -157,88 +165,11 @@ def _list_column(table: DataTable, kind: NumberKind, options: Options) -> str | 
     lists = [name for name in table.names if _is_list(table.type_of(name))]
     if len(lists) > 1:
         raise DataError(
-            f"the columns {', '.join(lists)} all hold lists", where=table.source, fix="name one with column="
+            f"the columns {', '.join(lists)} all hold lists",
+            where=table.source,
+            fix="name one with --column (column= in Python)",
         )
     return lists[0] if lists else None
-
-
-def wide_kind(table: DataTable, options: Options) -> Literal["series", "array"] | None:
-    """Return what a table is of which every column beside labels, ids and splits holds numbers, if it is one.
-
-    Columns that are numbered one after the other, such as t1 … t251, are a series.
-    """
-    if len(table.names) < 3 or not any(_is_number(table, name) for name in table.names[:3]):
-        return None
-    used = _numeric_columns(table, options)
-    beside = len(_beside(table, options))
-    if len(used) < 3 or len(used) + beside < len(table.names):
-        return None
-    ends = [re.fullmatch(r"(\D*)(\d+)", name) for name in used]
-    numbers = [int(end[2]) for end in ends if end is not None]
-    stems = {end[1] for end in ends if end is not None}
-    if len(numbers) < len(used) or len(stems) > 1 or np.any(np.diff(numbers) != 1):
-        return "array"
-    _log.warning("%s: the columns %s to %s are read as a series", table.source, used[0], used[-1])
-    return "series"
-
-
-def _is_number(table: DataTable, name: str) -> bool:
-    return _reads_as_number(table.column(name))
-
-
-def _numeric_columns(table: DataTable, options: Options) -> list[str]:
-    where, beside = table.source, _beside(table, options)
-    used = [name for name in table.names if name not in beside and _reads_as_number(table.column(name))]
-    if not used:
-        raise DataError(
-            f"no column holds numbers or lists of numbers (the columns are {', '.join(table.names[:12])})",
-            where=where,
-            fix="name a column with column=",
-        )
-    return used
-
-
-def _beside(table: DataTable, options: Options) -> set[str]:
-    """Return the columns of labels, their names, ids and splits."""
-    names, where = table.names, table.source
-    label = None if options.label is False else find_column("label", names, options.label, where=where)
-    columns = {
-        label,
-        find_column("label_name", names, None, where=where),
-        find_column("id", names, options.id, where=where),
-        find_column("split", names, options.split_column, where=where),
-    }
-    return {name for name in columns if name is not None}
-
-
-def _finite_column(table: DataTable, name: str) -> NDArray[np.float64]:
-    import pyarrow
-
-    values, where = table.column(name), f"{table.source}, column '{name}'"
-    if values.null_count:
-        raise DataError(f"row {first_null(values) + 1} has no value", where=where, fix="fill in or drop it")
-    numbers = np.asarray(values.cast(pyarrow.float64()).to_numpy())
-    wrong = np.flatnonzero(~np.isfinite(numbers))
-    if len(wrong):
-        raise DataError(
-            f"row {wrong[0] + 1} is NaN or infinite", where=where, fix="fill in or drop those rows"
-        )
-    return numbers
-
-
-def _reads_as_number(column: Any) -> bool:
-    import pyarrow
-    import pyarrow.types as types
-
-    if types.is_integer(column.type) or types.is_floating(column.type):
-        return True
-    if not types.is_string(column.type):
-        return False
-    try:
-        column.cast(pyarrow.float64())
-    except pyarrow.ArrowInvalid:
-        return False
-    return True
 
 
 def _is_list(kind: Any) -> bool:
@@ -259,15 +190,17 @@ def _one_length(sizes: NDArray[Any], rows: int, where: str) -> int:
     return int(sizes[0])
 
 
-def _plain_numbers(values: Any, where: str) -> NDArray[Any]:
-    if values.null_count:
+def _plain_numbers(values: Any, where: str, *, gaps: bool) -> NDArray[Any]:
+    if values.null_count and not gaps:
         raise DataError("a row holds a value that is missing", where=where, fix="fill in or drop those rows")
     if not len(values):
         return np.empty(0, np.float32)
     array = np.asarray(values.to_numpy(zero_copy_only=False))
     if array.dtype.kind not in "fiub":
         raise DataError(
-            f"it holds {values.type} and no numbers", where=where, fix="name another column with column="
+            f"it holds {values.type} and no numbers",
+            where=where,
+            fix="name another column with --column (column= in Python)",
         )
     return array
 
@@ -301,7 +234,7 @@ def _array_name(arrays: Mapping[str, NDArray[Any]], kind: NumberKind, options: O
     raise DataError(
         f"none of its arrays ({', '.join(names)}) is named as {kind}",
         where=where,
-        fix="name one with column=",
+        fix="name one with --column (column= in Python)",
     )
 
 

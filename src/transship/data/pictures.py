@@ -112,7 +112,7 @@ def images_of_table(table: DataTable, options: Options, name: str, mode: Mode) -
         raise DataError(
             f"it holds {type(head).__name__} and no encoded images",
             where=where,
-            fix="store PNG or JPEG bytes, name another column with column=, or read it with arrays()",
+            fix="store PNG or JPEG bytes, name another column with --column, or read it with arrays()",
         )
     inputs = EncodedImages(rows, where, table.folder(), mode)
     if head is None:

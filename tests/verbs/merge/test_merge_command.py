@@ -107,6 +107,13 @@ def test_options_of_mergekit_do_what_they_do_there(run):
         CliRunner().invoke(command, ["run", "recipe.yaml", "b", "--num-threads", "2"], catch_exceptions=False)
 
 
+def test_a_shard_of_no_size_is_refused_before_the_plan(run):
+    with pytest.raises(OptionError, match="--out-shard-size: 'big' is not a size"):
+        CliRunner().invoke(
+            command, ["run", "recipe.yaml", "o", "--out-shard-size", "big"], catch_exceptions=False
+        )
+
+
 def test_crimes_are_what_the_recipe_calls_compatibility(run):
     assert plan("recipe.yaml").recipe.compatibility == "error"
     assert plan("recipe.yaml", compatibility="warn").recipe.compatibility == "warn"

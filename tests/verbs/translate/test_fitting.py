@@ -315,6 +315,12 @@ def test_ways_of_choosing_anchors_are_compared():
     assert all(0.2 < recall < 1 for recall in result.values())
 
 
+def test_one_store_given_twice_is_refused(tmp_path: Path):
+    store = write(tmp_path / "old.parquet", spaces(60)[0], list(range(60)))
+    with pytest.raises(DataError, match="OLD and NEW are one store; give vectors of two models"):
+        fit_map(store, str(tmp_path / "." / "old.parquet"), tmp_path / "map")
+
+
 def test_fit_and_check_work_on_stores(tmp_path: Path):
     old, new = spaces(900)
     ids = list(range(900))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import store_helpers as helpers
 
-from transship.errors import DataError, MissingError, OutputError
+from transship.errors import DataError, MissingError, OptionError, OutputError
 from transship.verbs.translate import Ridge, save_map
 from transship.verbs.translate.apply import apply_map, plan_apply
 from transship.verbs.translate.stores import Columns, Stamp, open_source, parquet, place, qdrant
@@ -288,6 +288,12 @@ def test_a_plan_states_rows_bytes_time_and_memory(saved, tmp_path: Path):
 def test_a_store_that_is_not_there_is_one_sentence(reference: str, tmp_path: Path):
     with pytest.raises(MissingError, match="there is no such"):
         open_source(str(tmp_path / reference))
+
+
+def test_vectors_are_not_written_under_the_name_of_another_format(saved, tmp_path: Path):
+    source = helpers.build("parquet", tmp_path / "in", helpers.make_rows())
+    with pytest.raises(OptionError, match=r"a \.csv file is no store of vectors; name it \.parquet"):
+        list(apply_map(saved, source, str(tmp_path / "out.csv")))
 
 
 def test_broken_files_are_one_sentence(tmp_path: Path):

@@ -100,7 +100,7 @@ def fit(
     """
     reads = {"TRAIN": reference, "--backbone": settings.backbone, "--validation": settings.validation}
     target = check_target(folder, force=force, kind="folder", reads=reads)
-    columns: Any = {"kind": settings.kind, "column": column, "label": label}
+    columns: Any = {"kind": settings.kind, "column": column, "label": label, "missing": settings.missing}
     rows, dataset = read_rows(reference, **columns)
     held: Any = settings.validation
     if dataset.splits is not None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from transship.fields import setting
+from transship.numerics import parse_bytes
+
+# a size in parameters, as mergekit counts shards
+PARAMETERS = re.compile(r"(\d+(?:\.\d+)?)([KMB])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,11 @@ class RunSettings:
     copy_tokenizer: bool = setting(True, absent=True)
     write_model_card: bool = setting(True, absent=True)
     trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a size that is none."""
+        if not PARAMETERS.fullmatch(self.out_shard_size.strip().upper()):
+            parse_bytes(self.out_shard_size, "--out-shard-size")
 
 
 _HEADS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from transship.verbs.merge.recipe.plan.words import read_chat_template, without_
 from transship.verbs.merge.recipe.read.sources import CHAT_TEMPLATES, ModelReference
 from transship.verbs.merge.recipe.run.ahead import Ahead
 from transship.verbs.merge.recipe.run.tensors import Tensors
+from transship.verbs.merge.settings import PARAMETERS
 from transship.verbs.merge.tasks.folder import link, write_task
 
 
@@ -57,9 +57,9 @@ class Writing:
 
 def shard_bytes(text: str, nbytes: int, parameters: int) -> int:
     """Return the most bytes of a file from `5GB`, or from mergekit's `5B`, `500M` or `10K` parameters."""
-    counted = re.fullmatch(r"(\d+(?:\.\d+)?)([KMB])", text.strip().upper())
+    counted = PARAMETERS.fullmatch(text.strip().upper())
     if counted is None:
-        return max(1, parse_bytes(text))
+        return max(1, parse_bytes(text, "--out-shard-size"))
     number = float(counted[1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[counted[2]]
     return max(1, round(number * nbytes / max(1, parameters)))
 

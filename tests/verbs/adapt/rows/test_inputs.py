@@ -31,7 +31,7 @@ def test_tabular_columns_have_scales_of_their_own():
 def test_missing_values_are_refused_by_row_or_filled_with_the_channels_mean():
     rows = GENERATOR.normal(size=(5, 8)).astype(np.float32)
     rows[2, 3] = np.nan
-    with pytest.raises(DataError, match=r'row 3 holds NaN or infinity \(1 such rows\); pass missing="fill"'):
+    with pytest.raises(DataError, match=r"row 3 holds NaN or infinity \(1 such rows\); .*--missing fill"):
         Inputs.fit(rows)
     vectors = Inputs.fit(rows, missing="fill").transform(rows)
     assert vectors[2, 0, 3] == 0.0

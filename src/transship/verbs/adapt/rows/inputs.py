@@ -64,7 +64,7 @@ class Inputs:
             raise DataError(
                 "every input has one value only", where="X", fix="give series of two values or more"
             )
-        _check_finite(array, missing)
+        check_finite(array, missing)
         tabular = kind == "tabular"
         axes = (0,) if tabular else tuple(axis for axis in range(array.ndim) if axis != 1)
         mean, std = np.nanmean(array, axis=axes), np.nanstd(array, axis=axes)
@@ -125,7 +125,7 @@ class Inputs:
         array = _with_channels(array, "tabular" if self.tabular else self.kind)
         if array.shape[1:] != (self.channels, *self.size):
             raise _other_shape(array.shape[1:], (self.channels, *self.size))
-        _check_finite(array, self.missing)
+        check_finite(array, self.missing)
         scaled = (array - self.mean) / self.std
         return np.ascontiguousarray(np.nan_to_num(scaled, nan=0.0), dtype=np.float32)
 
@@ -220,7 +220,8 @@ def _with_channels(array: NDArray[Any], kind: str) -> NDArray[Any]:
     return wide.astype(np.float32, copy=False)
 
 
-def _check_finite(array: NDArray[Any], missing: Missing) -> None:
+def check_finite(array: NDArray[Any], missing: Missing, where: str = "X") -> None:
+    """Refuse infinite values; and NaN, unless they are filled in."""
     fine = np.isfinite(array) if missing == "refuse" else ~np.isinf(array)
     rows = fine.reshape(len(array), -1).all(axis=1)
     if not rows.all():
@@ -228,8 +229,9 @@ def _check_finite(array: NDArray[Any], missing: Missing) -> None:
         what = "NaN or infinity" if missing == "refuse" else "infinity"
         raise DataError(
             f"row {row + 1} holds {what} ({int((~rows).sum())} such rows)",
-            where="X",
-            fix='pass missing="fill" to put the channel\'s mean for NaN, or drop the rows',
+            where=where,
+            fix="drop the rows"
+            + (", or put the channel's mean for NaN with --missing fill" if missing == "refuse" else ""),
         )
 
 

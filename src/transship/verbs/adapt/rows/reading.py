@@ -14,9 +14,10 @@ from transship.data import Dataset
 from transship.data.use import held_out
 from transship.errors import DataError, OptionError
 from transship.types import Array
+from transship.verbs.adapt.rows.inputs import check_finite
 from transship.verbs.adapt.rows.metrics import as_numpy
 from transship.verbs.adapt.rows.targets import plain_labels
-from transship.verbs.adapt.settings import Settings
+from transship.verbs.adapt.settings import Missing, Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +37,16 @@ def read_rows(
     column: str | None = None,
     label: str | None = None,
     split: str | None = None,
+    missing: Missing = "fill",
     needs_targets: bool = True,
 ) -> tuple[Examples, Dataset]:
-    """Read a data set as arrays: series, arrays, vectors, or images as [rows, channels, height, width]."""
+    """Read a data set as arrays: series, arrays, vectors, or images as [rows, channels, height, width].
+
+    With `missing` "refuse", rows with NaN are refused by the numbers that they have in the data.
+    """
     asked: Any = {"series": "series", "tabular": "array", "grid": None}.get(kind)
     load: Any = _load_symbols if kind == "tokens" else data.load
-    dataset = load(reference, asked, column=column, label=label)
+    dataset = load(reference, asked, column=column, label=label, gaps=True)
     if split is not None and dataset.splits is not None:
         dataset = dataset.split(split)
     if dataset.kind in ("text", "pair") and kind != "tokens":
@@ -52,7 +57,10 @@ def read_rows(
         )
     if needs_targets and dataset.labels is None:
         raise DataError("it has no targets", where=dataset.name, fix="name their column with --label")
-    return Examples(_arrays(dataset), _named(dataset), dataset.ids, dataset.name), dataset
+    inputs = _arrays(dataset)
+    if inputs.dtype.kind == "f":
+        check_finite(inputs, missing, dataset.name)
+    return Examples(inputs, _named(dataset), dataset.ids, dataset.name), dataset
 
 
 def _load_symbols(reference: Any, _: Any, **columns: Any) -> Dataset:

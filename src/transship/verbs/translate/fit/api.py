@@ -89,6 +89,8 @@ def fit_map(
     reads = {"OLD": place(old).location, "NEW": place(new).location}
     reads |= {} if judged is None else vars(judged)
     check_target(folder, force=settings.force, kind="folder", reads=reads)
+    if place(old) == place(new):
+        raise DataError("OLD and NEW are one store", where=old, fix="give vectors of two models")
     with _opened(old, columns) as first, _opened(new, columns) as second:
         models = (settings.source_model or first.stamp.model, settings.target_model or second.stamp.model)
         if models[0] and models[0] == models[1]:

@@ -45,6 +45,8 @@ KINDS = {
 }
 _ENDINGS = {".parquet": "parquet", ".pq": "parquet", ".npy": "npy", ".lance": "lance", ".faiss": "faiss"}
 _ENDINGS |= {".index": "faiss"}
+# where vectors are never written, though a folder of Parquet files may have any name
+_NO_STORES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".arrow", ".feather")
 
 
 def place(reference: str | Path, columns: Columns | None = None) -> StorePlace:
@@ -87,6 +89,10 @@ def open_sink(
         where = replace(where, columns=origin.columns)
     if (where.kind, where.location, where.name) == (origin.kind, origin.location, origin.name):
         raise OptionError("is the source itself", where=where.text, fix="write to another place")
+    ending = Path(where.location).suffix.lower()
+    if where.kind == "parquet" and ending in _NO_STORES:
+        fix = "name it .parquet, .npy, .lance or .faiss, or name a folder"
+        raise OptionError(f"a {ending} file is no store of vectors", where=where.text, fix=fix)
     return store(where).sink(where, source, stamp, width, force)
 
 
