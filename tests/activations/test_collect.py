@@ -470,12 +470,6 @@ def test_memory_does_not_grow_with_the_number_of_inputs(tiny: Tiny):
     assert growth < 8 * 2**20, f"grew by {growth / 2**20:.1f} MB after the first two thousand inputs"
 
 
-def test_max_rows_stops_early(tiny: Tiny, sentences: list[list[int]]):
-    model = tiny("bert")
-    collected = collect(model, model, None, sentences, tokens_per_input=2, batch_size=2, max_rows=7)
-    assert (collected.rows, collected.inputs) == (8.0, 4)
-
-
 def test_mistakes_are_one_sentence(tiny: Tiny, sentences: list[list[int]]):
     model = tiny("bert")
     with pytest.raises(DataError, match="there are no inputs"):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from transship.activations import LoadedModel, Site, block_weights, match_sites
-from transship.errors import MatchError, OptionError
+from transship.errors import MatchError
 
 
 def block(number: int, role: str = "mlp.in", stack: str = "text") -> Site:
@@ -84,21 +84,6 @@ def test_a_text_encoder_stands_for_the_encoder_of_an_encoder_decoder(tiny: Calla
     assert any("no stack like 'decoder'" in each.reason for each in matching.unmatched)
 
 
-def test_stacks_can_be_named(tiny: Callable[..., LoadedModel]):
-    with pytest.raises(MatchError, match="no linear map with the same role"):
-        match_sites(tiny("bert"), tiny("vit"))
-    matching = match_sites(tiny("bert"), tiny("vit"), stacks={"text": "vision"})
-    assert {pair.target.role for pair in matching.pairs} >= {"attention.query", "mlp.out"}
-    with pytest.raises(OptionError, match="no stack 'audio'"):
-        match_sites(tiny("bert"), tiny("vit"), stacks={"audio": "vision"})
-
-
 def test_models_with_nothing_in_common_are_refused():
     with pytest.raises(MatchError, match="no linear map with the same role"):
         match_sites(nn.Sequential(nn.Linear(2, 2)), nn.ModuleDict({"other": nn.Linear(2, 2)}))
-
-
-def test_a_matching_can_be_restricted(tiny: Callable[..., LoadedModel]):
-    matching = match_sites(tiny("bert"), tiny("bert", 1))
-    assert {pair.target.role for pair in matching.only(roles=["mlp"]).pairs} == {"mlp.in", "mlp.out"}
-    assert {pair.target.kind for pair in matching.only(kinds=["norm"]).pairs} == {"norm"}

@@ -293,7 +293,6 @@ def run_shared(
     *,
     unit: int = 1,
     state: SavedState | None = None,
-    full: Callable[[], bool] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
     """Run `step` on every batch in one of the processes, add the sums up, and return the number of inputs.
@@ -304,8 +303,6 @@ def run_shared(
         sums: what is added up.
         unit: batches that are dealt out, and whose rows are multiplied, together.
         state: where sums are saved; units that it covers are not run again.
-        full: asked before every batch whether it is enough; then every process does all of the work, as only
-            the whole knows its end.
         progress: called with the number of inputs that were passed, after each batch of this process.
     """
     stream = iter(batches)
@@ -314,14 +311,11 @@ def run_shared(
         number, units = units, units + 1
         known = state is not None and state.covers(number, unit_of)
         turn += not known
-        if known or (full is None and not parallel.mine(turn - 1)):
+        if known or not parallel.mine(turn - 1):
             seen += sum(map(len, unit_of))
             continue
         read = [list(batch) for batch in unit_of]
         for batch in read:
-            if full is not None and full():
-                sums.flush()
-                return seen
             step(batch)
             seen += len(batch)
             if progress is not None:
@@ -331,8 +325,7 @@ def run_shared(
             state.add(number, read)
     if state is not None:
         state.finish(units)
-    if full is None:
-        sum_moments(sums.moments)
+    sum_moments(sums.moments)
     if progress is not None and 0 <= reported < seen:
         progress(seen)
     return seen

@@ -13,7 +13,7 @@ from typing import Any
 from transship.activations.batches import Batches, SavedState, run_shared, signature, unit_size
 from transship.activations.match import Matching, SitePair, Unmatched, match_sites
 from transship.activations.models import load_model
-from transship.activations.plan import KINDS, SIDES, CollectionPlan, Entry, MomentKeeper, Skipped
+from transship.activations.plan import KINDS, CollectionPlan, Entry, MomentKeeper, Skipped
 from transship.activations.sites import Part, Side, Site
 from transship.activations.step import StepOptions
 from transship.atomic import atomic_folder
@@ -201,13 +201,10 @@ def collect(
     seed: int = 0,
     skip_first: bool | None = None,
     parts: Collection[str] = ("ab",),
-    sides: Collection[Side] = SIDES,
     kinds: Collection[str] = KINDS,
     blend: bool = True,
-    widest: int | None = None,
     batch_size: int = 32,
     first_number: int = 0,
-    max_rows: int | None = None,
     folder: str | Path | None = None,
     save_every: int = 64,
     progress: Callable[[int], None] | None = None,
@@ -227,14 +224,11 @@ def collect(
         skip_first: leave out first tokens, whose states are outliers in causal models; None for "if one is
             causal".
         parts: `ab` (the cross moment), `aa`, `bb`.
-        sides: `input`, `output`.
         kinds: kinds of sites.
         blend: where a target block stands between two source blocks, mix their rows and keep one Moments
             (ab and sums equal the mixed ones exactly); otherwise keep both, and mix when they are read.
-        widest: leave out spaces that are wider than this in both models; None for all.
         batch_size: inputs per forward pass.
         first_number: the number of the first input, when the inputs are a shard of more.
-        max_rows: stop after the batch that reaches so many rows.
         folder: keep the state there, to go on after a kill; the same call continues it to the same result.
         save_every: batches between two saved states.
         progress: called with the number of inputs done.
@@ -254,9 +248,7 @@ def collect(
     matching = match_sites(*models) if matching is None else matching
     first, stream = read_first(inputs)
     options = StepOptions(align=align, tokens_per_input=tokens_per_input, seed=seed, skip_first=skip_first)
-    plan = CollectionPlan(
-        *models, matching, options, first, sides=sides, kinds=kinds, blend=blend, widest=widest
-    )
+    plan = CollectionPlan(*models, matching, options, first, kinds=kinds, blend=blend)
     kept = MomentKeeper(plan, _checked_parts(parts))
     about = {
         "source": models[0].name,
@@ -282,7 +274,6 @@ def collect(
         kept,
         unit=unit,
         state=state,
-        full=None if max_rows is None else lambda: kept.rows >= max_rows,
         progress=progress,
     )
     return CollectedMoments(matching, kept.moments, plan.entries(kept), plan.skipped, count, about).check()

@@ -1,7 +1,7 @@
 """Which site of one model corresponds to which of another: by stack, role and block."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,27 +65,12 @@ class Matching:
             f"no pair is named '{name}'", where="matching", fix="names are stack.block.role of the target"
         )
 
-    def only(self, *, kinds: Iterable[str] | None = None, roles: Iterable[str] | None = None) -> "Matching":
-        """Return the matching restricted to pairs of these kinds and roles (a role's prefix is enough)."""
-        wanted_kinds = None if kinds is None else set(kinds)
-        wanted_roles = None if roles is None else tuple(roles)
-
-        def keeps(site: Site) -> bool:
-            if wanted_kinds is not None and site.kind not in wanted_kinds:
-                return False
-            return wanted_roles is None or any(
-                site.role == role or site.role.startswith(f"{role}.") for role in wanted_roles
-            )
-
-        return Matching(tuple(pair for pair in self.pairs if keeps(pair.target)), self.unmatched, self.depths)
-
 
 def match_sites(
     source: Any,
     target: Any,
     *,
     depth: Depth = "interpolate",
-    stacks: Mapping[str, str] | None = None,
 ) -> Matching:
     """Match two models, or two lists of sites.
 
@@ -95,13 +80,12 @@ def match_sites(
         depth: what to do with stacks of other depth. `interpolate`: target block j of L_B stands at
             p = j (L_A − 1)/(L_B − 1) between source blocks ⌊p⌋ and ⌈p⌉, weights (1 − f, f); `nearest`: the
             closer one (the earlier of two); `skip`: block j with block j, and those beyond have no partner.
-        stacks: source stack → target stack, instead of by name (`text` stands for `encoder` and so on).
     """
     sites_a, sites_b = (
         list(model) if isinstance(model, Sequence) else find_sites(model) for model in (source, target)
     )
     stacks_a, stacks_b = (list(dict.fromkeys(site.stack for site in sites)) for sites in (sites_a, sites_b))
-    partners = _pair_stacks(stacks_a, stacks_b, stacks)
+    partners = _pair_stacks(stacks_a, stacks_b)
     index = {(site.stack, site.block, site.role): site for site in sites_a}
     blocks_a, blocks_b = _depths(sites_a), _depths(sites_b)
     pairs: list[SitePair] = []
@@ -125,7 +109,7 @@ def match_sites(
         raise MatchError(
             "the two models have no linear map with the same role",
             where="matching",
-            fix="name the stacks that correspond, or choose models of related families",
+            fix="choose models of related families",
         )
     depths = {here: (blocks_a.get(there, 0), blocks_b.get(here, 0)) for here, there in partners.items()}
     return Matching(tuple(pairs), tuple(unmatched), depths)
@@ -176,19 +160,8 @@ def _depths(sites: Sequence[Site]) -> dict[str, int]:
     return dict(depths)
 
 
-def _pair_stacks(
-    source: Sequence[str], target: Sequence[str], given: Mapping[str, str] | None
-) -> dict[str, str]:
-    """Return target stack → source stack."""
-    if given is not None:
-        for here, there in given.items():
-            if here not in source or there not in target:
-                raise OptionError(
-                    f"there is no stack '{here}' in the source or '{there}' in the target",
-                    where="stacks",
-                    fix=f"the source has {', '.join(source)}, the target {', '.join(target)}",
-                )
-        return {there: here for here, there in given.items()}
+def _pair_stacks(source: Sequence[str], target: Sequence[str]) -> dict[str, str]:
+    """Return target stack → source stack: by name, and `text` stands for `encoder` and so on."""
     paired = {name: name for name in target if name in source}
     for name in target:
         if name in paired:

@@ -67,7 +67,6 @@ class CollectionPlan:
         options: StepOptions,
         example: Any,
         *,
-        sides: Collection[Side] = SIDES,
         kinds: Collection[str] = KINDS,
         blend: bool = True,
         widest: int | None = None,
@@ -81,7 +80,7 @@ class CollectionPlan:
             for pair in matching.pairs
             if pair.target.kind in kinds
             for side in SIDES
-            if side in sides and side in sides_of(pair.target) and side in sides_of(pair.source)
+            if side in sides_of(pair.target) and side in sides_of(pair.source)
             if widest is None or _space(pair, side) <= widest
         ]
         streams = [
@@ -197,15 +196,9 @@ class MomentKeeper:
             if "bb" in parts and key not in self.one_sided:
                 name = self.one_sided[key] = f"{group.name}:bb"
                 self.moments[name] = _zeros(1, width_b, {"bb"}, name, here)
-        self.counted = 0
         per_row = 4 * sum(side[stream.tap].width for side, stream in _streams(self.groups, seen))
         limit = max(64, min(MOST_BUFFERED_ROWS, BUFFER_BYTES // max(1, per_row)))
         self.buffers = RowBuffers(limit, self._multiply)
-
-    @property
-    def rows(self) -> int:
-        """Rows so far, on the lane with most."""
-        return self.counted + self.buffers.pending
 
     def flush(self) -> None:
         """Multiply the waiting rows and add the products to the sums."""
@@ -213,7 +206,6 @@ class MomentKeeper:
         self.buffers.clear()
 
     def _multiply(self) -> None:
-        self.counted += self.buffers.pending
         done: set[str] = set()
         for group in self.groups:
             here = self.buffers.rows(1, (group.target.tap, group.lane))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from transship.report.blocks import Figure, Table
 from transship.report.values import number, plain, show
@@ -34,32 +34,28 @@ def heat_map(
     value_title: str,
     caption: str = "",
     limits: tuple[float, float] | None = None,
-    diverging: bool = False,
-    show_values: bool | None = None,
     square: bool = False,
     pixels: bool = False,
 ) -> Figure:
     """Return a heat map of `values` [rows][columns]; the first row is on top.
 
-    `limits` fix the colours' ends; `diverging` centres them at zero; `show_values` writes the number into
-    each cell (by default up to 15 × 15); `square` makes cells about square; `pixels` shows a picture: cells
-    exactly square, without gaps, and few ticks.
+    `limits` fix the colours' ends; `square` makes cells about square; `pixels` shows a picture: cells exactly
+    square, without gaps, and few ticks. Numbers are written into the cells of up to 15 × 15.
     """
     grid = [[number(value) for value in plain(row)] for row in plain(values)]
     if len(grid) != len(rows) or any(len(row) != len(columns) for row in grid):
         raise ValueError(f"the values do not fill {len(rows)} rows of {len(columns)} columns")
     known = [value for row in grid for value in row if value is not None and value == value] or [0.0]
-    widest = max(abs(value) for value in known)
-    ends = limits or ((-widest, widest) if diverging else (min(known), max(known)))
+    ends = limits or (min(known), max(known))
     trace: dict[str, Any] = _CELLS | {
         "z": grid,
-        "colorscale": "@diverging" if diverging else "@sequential",
+        "colorscale": "@sequential",
         "colorbar": {"title": {"text": value_title, "side": "top"}},
         "customdata": [[[row, column] for column in columns] for row in rows],
     }
     trace |= {"zmin": ends[0], "zmax": ends[1], "xgap": 0 if pixels else 1, "ygap": 0 if pixels else 1}
-    if show_values if show_values is not None else max(len(rows), len(columns)) <= 15:
-        decimals = 2 if widest < 100 else 0
+    if max(len(rows), len(columns)) <= 15:
+        decimals = 2 if max(abs(value) for value in known) < 100 else 0
         trace["text"] = [["" if value is None else show(value, decimals) for value in row] for row in grid]
     most = _PICTURE_TICKS if pixels else _TICKS
     x_axis = _ticks(columns, column_title, most) | ({"constrain": "domain"} if pixels else {})
@@ -76,14 +72,6 @@ def heat_map(
     )
 
 
-def matrix(
-    values: Sequence[Values], *, labels: Sequence[str], title: str, value_title: str, **options: Any
-) -> Figure:
-    """Return a square heat map of `values` [labels][labels] (cosines, confusions)."""
-    settings: dict[str, Any] = {"row_title": title, "column_title": title, "square": True} | options
-    return heat_map(values, rows=labels, columns=labels, value_title=value_title, **settings)
-
-
 def lines(
     x: Values,
     series: Mapping[str, Values],
@@ -93,8 +81,6 @@ def lines(
     bands: Mapping[str, tuple[Values, Values]] | None = None,
     caption: str = "",
     log_x: bool = False,
-    log_y: bool = False,
-    markers: bool = True,
 ) -> Figure:
     """Return a line per series over `x`, each with its band (lower, upper) where one is given."""
     xs, data = plain(x), []
@@ -105,7 +91,7 @@ def lines(
         data.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers" if markers else "lines",
+                "mode": "lines+markers",
                 "name": name,
                 "legendgroup": name,
                 "x": xs,
@@ -123,7 +109,7 @@ def lines(
             if log_x and len(xs) <= 10
             else {}
         ),
-        "yaxis": _axis(y_title, log=log_y),
+        "yaxis": _axis(y_title),
         "hovermode": "x unified",
         "showlegend": len(series) > 1,
     }
@@ -134,22 +120,18 @@ def lines(
     return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, numbers=table)
 
 
-_WHISKERS = {"color": "@text", "thickness": 1.2, "width": 3}
-
-
 def bars(
     labels: Sequence[str],
     series: Mapping[str, Values],
     *,
     label_title: str,
     value_title: str,
-    spreads: Mapping[str, Values] | None = None,
     caption: str = "",
     horizontal: bool | None = None,
     stacked: bool = False,
     highlight: str | None = None,
 ) -> Figure:
-    """Return bars of each series per label, with error bars where spreads are given.
+    """Return bars of each series per label.
 
     They lie when labels are long or many (`horizontal` decides otherwise), so that no label is cut. With
     `highlight`, the bars of that label have the series' colour and all others are grey.
@@ -168,9 +150,6 @@ def bars(
             "customdata": list(labels),
             "hovertemplate": f"%{{customdata}}: <b>%{{{'x' if lying else 'y'}:.4g}}</b>",
         }
-        if spreads and name in spreads:
-            error = _same_length(name, labels, spreads[name])
-            trace["error_x" if lying else "error_y"] = {"array": error, **_WHISKERS}
         data.append(trace)
     names = _ticks(labels, label_title) | ({"autorange": "reversed"} if lying else {})
     amounts = _axis(value_title)
@@ -196,11 +175,8 @@ def scatter(
     y_title: str,
     labels: Mapping[str, Sequence[str]] | None = None,
     caption: str = "",
-    diagonal: bool = False,
-    log_x: bool = False,
-    log_y: bool = False,
 ) -> Figure:
-    """Return points (x, y) by group, with labels on hover; `diagonal` draws y = x for comparison."""
+    """Return points (x, y) by group, with labels on hover."""
     data: list[dict[str, Any]] = []
     table_rows = []
     for place, (name, (x, y)) in enumerate(groups.items()):
@@ -221,12 +197,10 @@ def scatter(
         )
         table_rows += [list(row) for row in zip(texts, xs, ys, strict=True)]
     layout: dict[str, Any] = {
-        "xaxis": _axis(x_title, log=log_x),
-        "yaxis": _axis(y_title, log=log_y),
+        "xaxis": _axis(x_title),
+        "yaxis": _axis(y_title),
         "showlegend": len(groups) > 1,
     }
-    if diagonal:
-        layout["shapes"] = [_diagonal([row[1] for row in table_rows], [row[2] for row in table_rows])]
     alt = f"Points of {y_title} against {x_title}: {', '.join(groups)}."
     table = Table(["point", x_title, y_title], table_rows) if len(table_rows) <= 500 else None
     return Figure({"data": data, "layout": layout}, caption=caption, alt=alt, numbers=table)
@@ -237,27 +211,23 @@ def boxes(
     *,
     group_title: str,
     value_title: str,
-    kind: Literal["box", "violin"] = "box",
     caption: str = "",
 ) -> Figure:
-    """Return the spread of each group's values, as boxes or violins with all points where they are few."""
+    """Return the spread of each group's values, as boxes with all points where they are few."""
     data = []
     for place, (name, values) in enumerate(groups.items()):
-        few = len(values) <= 50
         trace: dict[str, Any] = {
-            "type": kind,
+            "type": "box",
             "name": name,
             "x": [place] * len(values),
             "y": plain(values),
             "line": {"color": _colour(place), "width": 1.6},
             "marker": {"color": _colour(place), "size": 5, "opacity": 0.7},
-            ("boxpoints" if kind == "box" else "points"): "all" if few else "outliers",
+            "boxpoints": "all" if len(values) <= 50 else "outliers",
             "jitter": 0.4,
             "pointpos": 0,
         }
-        data.append(
-            trace if kind == "box" else trace | {"box": {"visible": True}, "meanline": {"visible": True}}
-        )
+        data.append(trace)
     layout = {"xaxis": _ticks(list(groups), group_title), "yaxis": _axis(value_title), "showlegend": False}
     rows = [[name, len(values), *_five(values)] for name, values in groups.items()]
     table = Table(
@@ -338,12 +308,6 @@ def _same_length(name: str, xs: Sequence[Any], values: Values) -> list[Any]:
     if len(ys) != len(xs):
         raise ValueError(f"{name} has {len(ys)} values for {len(xs)} places")
     return ys
-
-
-def _diagonal(xs: Sequence[float], ys: Sequence[float]) -> dict[str, Any]:
-    low, high = min([*xs, *ys], default=0.0), max([*xs, *ys], default=1.0)
-    line = {"color": "@muted", "width": 1, "dash": "dot"}
-    return {"type": "line", "x0": low, "y0": low, "x1": high, "y1": high, "line": line, "layer": "below"}
 
 
 def _five(values: Values) -> list[float | None]:

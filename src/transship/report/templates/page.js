@@ -24,7 +24,6 @@
       found.set(`@band-${place}`, faded(css(`series-${place}`), 0.18));
     }
     found.set("@sequential", [[0, css("low")], [0.5, css("middle")], [1, css("high")]]);
-    found.set("@diverging", [[0, css("negative")], [0.5, css("neutral")], [1, css("positive")]]);
     return found;
   }
   // tokens count only where a colour belongs: a model may well be called "@accent"

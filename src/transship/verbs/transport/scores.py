@@ -4,7 +4,7 @@ and fine-tunes that begin with it. Nothing here chooses anything.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -125,7 +125,6 @@ def warm_start(
     rate: float = 1e-4,
     batch_size: int = 32,
     seed: int = 0,
-    trainable: Callable[[str], bool] = lambda name: True,
 ) -> WarmStart:
     """Fine-tune copies of the target and of the transported target alike, and measure at `steps`.
 
@@ -140,14 +139,12 @@ def warm_start(
         rate: of AdamW.
         batch_size: rows per step, drawn alike for both.
         seed: of these draws.
-        trainable: which parameters, by name.
     """
     curves = []
     for number, module in enumerate((copy.deepcopy(result.target.model.model), result.model())):
         own = None if heads is None else copy.deepcopy(heads[number])
         loaded = dataclasses.replace(result.target.model, model=module.eval())
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(trainable(name))
+        module.requires_grad_(True)
         learning = _Learning(Readout(loaded), own, train, test)
         curves.append(learning.curve(sorted(steps), rate, batch_size, seed))
     return WarmStart(curves[0], curves[1], len(train[0]), head)
