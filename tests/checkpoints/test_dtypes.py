@@ -110,7 +110,7 @@ def test_unaligned_bytes_are_read():
     np.testing.assert_array_equal(widen(raw, "float32"), np.arange(5))
 
 
-def test_dtype_names():
+def test_a_dtype_is_found_by_each_of_its_names():
     assert find_dtype("torch.bfloat16").code == "BF16"
     assert find_dtype("bf16").name == "bfloat16"
     with pytest.raises(OptionError, match="no dtype 'int4'"):

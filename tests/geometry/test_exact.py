@@ -15,7 +15,7 @@ def points(count, width, seed):
 
 
 @pytest.mark.parametrize("sizes", [(12, 12), (9, 14)])
-def test_equals_pot(sizes):
+def test_the_distance_is_that_of_pots_network_simplex(sizes):
     x, y = points(sizes[0], 3, 0), points(sizes[1], 3, 1)
     expected = ot.emd2([], [], ot.dist(x.numpy(), y.numpy(), metric="euclidean"))
     assert float(wasserstein_exact(x, y)) == pytest.approx(expected, abs=1e-10)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules import activation as activations
 
-from transship.checkpoints.links import inside
+from transship.checkpoints.claims import inside
 from transship.errors import DataError, OptionError
 from transship.outside import complete, read_json
 

@@ -1,16 +1,20 @@
-"""What a config claims, held against the file that it describes before a module is built of it.
+"""What a model folder claims, held against its files before a module is built of them.
 
 A config is a few lines of text, and building what it names takes as much time and memory as it likes: a
-thousand million layers, or code that is fetched from the hub.
+thousand million layers, or code that is fetched from the hub. Symbolic links that stay in the folder are
+followed, no other is.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError
 
 # how many modules there are: no more than tensors, and few families share one between many
@@ -22,6 +26,29 @@ _FREE = re.compile(r"theta|base|seed|freq|scal|limit|factor|clip|_value$")
 _FEW, _MANY, _MOST = 64, 1 << 20, 1 << 24
 # attention that comes with torch and transformers; all others are fetched from the hub
 _OWN_ATTENTION = {"eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm", None}
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a model folder in which a file is a link to somewhere else."""
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink() and path.is_file():
+            inside(path, folder)
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """Return the path of a folder's file; refuse one that leads out of the folder.
+
+    A snapshot in the hub's cache links to the blobs of the same repository, and these count as its own.
+    """
+    real, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else None
+    if real.is_relative_to(root) or (blobs is not None and real.parent == blobs):
+        return path
+    raise CheckpointError(
+        f"{quote(path.relative_to(folder).as_posix())} is a link to a file outside the folder",
+        where=str(folder),
+        fix="put the file itself there",
+    )
 
 
 def check_sizes(config: Mapping[str, Any], shapes: Iterable[Sequence[int]], where: str) -> None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transship.atomic import recover
 from transship.checkpoints.checkpoint import Checkpoint, TensorSource
-from transship.checkpoints.claims import check_sizes
+from transship.checkpoints.claims import check_sizes, refuse_links
 from transship.checkpoints.dtypes import BY_NAME
-from transship.checkpoints.links import refuse_links
 from transship.checkpoints.lora import Adapter
 from transship.checkpoints.weightfile import (
     PICKLE_SUFFIXES,
