@@ -40,12 +40,10 @@ def empty_model(config: Mapping[str, Any]) -> nn.Module | None:
     For names alone: `activations.finding.skeleton`, a room above, refuses where this one falls back to plain
     names.
     """
-    try:
-        import torch
-        import transformers
-        from transformers import PreTrainedModel
-    except ImportError:
-        return None
+    import torch
+    import transformers
+    from transformers import PreTrainedModel
+
     named = config.get("architectures")
     made_by = getattr(transformers, str(named[0]), None) if isinstance(named, list) and named else None
     if not isinstance(made_by, type) or not issubclass(made_by, PreTrainedModel):
@@ -65,12 +63,10 @@ def _rules(model: nn.Module) -> tuple[list[Any], list[Any]]:
     """Return the rules by which transformers renames a file's tensors, and those by which it puts several
     together or takes one apart; none for other modules.
     """
-    try:
-        from transformers import PreTrainedModel
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-    except ImportError:  # transformers before 5 keeps the names of the file
-        return [], []
+    from transformers import PreTrainedModel
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+
     if not isinstance(model, PreTrainedModel):
         return [], []
     rules = get_model_conversion_mapping(model)
