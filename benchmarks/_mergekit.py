@@ -78,18 +78,9 @@ def measure(command: Sequence[str | Path], cwd: Path) -> Cost:
     return Cost(usage.ru_utime + usage.ru_stime, time.perf_counter() - started, peak * 1024)
 
 
-def make_llama(
-    folder: Path,
-    *,
-    layers: int,
-    seed: int,
-    base: int | None = None,
-    width: int = 768,
-    words: int = 32000,
-) -> Path:
-    """Write a bfloat16 Llama of random weights (11 layers: 0.25 GB); with `base`, that seed's and noise."""
-    inner = 2048
-    shapes = {
+def llama_shapes(layers: int, width: int, inner: int, words: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a Llama's tensors by name, in the order in which they are written."""
+    shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (words, width),
         "lm_head.weight": (words, width),
         "model.norm.weight": (width,),
@@ -103,7 +94,20 @@ def make_llama(
         shapes |= {
             f"{start}{name}.weight": (width,) for name in ("input_layernorm", "post_attention_layernorm")
         }
+    return shapes
 
+
+def make_llama(
+    folder: Path,
+    *,
+    layers: int,
+    seed: int,
+    base: int | None = None,
+    width: int = 768,
+    words: int = 32000,
+) -> Path:
+    """Write a bfloat16 Llama of random weights (11 layers: 0.25 GB); with `base`, that seed's and noise."""
+    inner = 2048
     values = (
         np.random.default_rng(base if base is not None else seed).standard_normal(_POOL, np.float32) * 0.02
     )
@@ -133,6 +137,6 @@ def make_llama(
     }
     plans = [
         TensorPlan(name, shape, "bfloat16", functools.partial(produce, place, shape))
-        for place, (name, shape) in enumerate(shapes.items())
+        for place, (name, shape) in enumerate(llama_shapes(layers, width, inner, words).items())
     ]
     return write_checkpoint(folder, plans, config=config, force=True, sync=False)

@@ -4,6 +4,7 @@ mistakes.
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -281,16 +282,31 @@ def test_the_original_domain_stands_beside_the_task_in_json_and_card(folders):
     assert {"test", "original"} <= {row["role"] for row in card["inputs"]}
 
 
-def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
-    from safetensors.torch import load_file
+NAMES, TEMPLATES = ["cat", "dog", "bird"], ["a photo of a {}", "a drawing of a {}"]
+
+
+def clip(width: int, seed: int):
+    """Return a small CLIP with random weights, which reads a text at its highest token: the class's name."""
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(seed)
+    tower = {"hidden_size": width, "intermediate_size": 32, "num_hidden_layers": 1}
+    tower["num_attention_heads"] = 2
+    text = {**tower, "vocab_size": 10, "max_position_embeddings": 16, "eos_token_id": 2}
+    vision = {**tower, "image_size": 28, "patch_size": 14}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    return model
+
+
+def clip_folders(folder: Path) -> list[str]:
+    """Write a source, a fine-tune of its image tower, and a wider target."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    from transship.activations import load_model
-    from transship.activations.readout import Readout
-    from transship.verbs.transport.models import zero_shot
-
-    # CLIP reads a text at its highest token: here the class's name
     words = ["<pad>", "<unk>", "</s>", "a", "photo", "of", "drawing", "cat", "dog", "bird"]
     vocabulary = Tokenizer(models.WordLevel({word: row for row, word in enumerate(words)}, unk_token="<unk>"))
     vocabulary.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -298,23 +314,10 @@ def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
         tokenizer_object=vocabulary, pad_token="<pad>", unk_token="<unk>", eos_token="</s>"
     )
 
-    def clip(width: int, seed: int):
-        torch.manual_seed(seed)
-        tower = {"hidden_size": width, "intermediate_size": 32, "num_hidden_layers": 1}
-        tower["num_attention_heads"] = 2
-        text = {**tower, "vocab_size": 10, "max_position_embeddings": 16, "eos_token_id": 2}
-        vision = {**tower, "image_size": 28, "patch_size": 14}
-        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim >= 2:
-                    parameter.normal_(std=parameter.shape[-1] ** -0.5)
-        return model
-
     def save(model, name: str) -> str:
-        model.save_pretrained(tmp_path / name)
-        tokens.save_pretrained(tmp_path / name)
-        return str(tmp_path / name)
+        model.save_pretrained(folder / name)
+        tokens.save_pretrained(folder / name)
+        return str(folder / name)
 
     source = clip(16, 0)
     places = [save(source, "a")]
@@ -322,58 +325,71 @@ def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
         for name, parameter in source.named_parameters():
             if "vision_model.encoder" in name:
                 parameter.add_(0.2 * torch.randn_like(parameter) * parameter.std())
-    places += [save(source, "tuned"), save(clip(24, 1), "b"), str(tmp_path / "out")]
-    names, templates = ["cat", "dog", "bird"], ["a photo of a {}", "a drawing of a {}"]
-    (tmp_path / "classes.txt").write_text("cat\ndog\n\nbird\n", encoding="utf-8")
+    return [*places, save(source, "tuned"), save(clip(24, 1), "b")]
 
-    def answers(folder: str, images) -> np.ndarray:
-        output = zero_shot(load_model(folder), names, templates)
-        return Readout(output).all(list(images)).outputs.argmax(1).numpy()
 
+def zero_shot_answers(folder: str, images) -> np.ndarray:
+    """Return which of the names a saved CLIP gives each image."""
+    from transship.activations import load_model
+    from transship.activations.readout import Readout
+    from transship.verbs.transport.models import zero_shot
+
+    output = zero_shot(load_model(folder), NAMES, TEMPLATES)
+    return Readout(output).all(list(images)).outputs.argmax(1).numpy()
+
+
+def clip_job(folder: Path) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Return the arguments of a transport whose data the fine-tune has labelled, and the images."""
+    places = [*clip_folders(folder), str(folder / "out")]
+    (folder / "classes.txt").write_text("cat\ndog\n\nbird\n", encoding="utf-8")
     images = {
         name: np.random.default_rng(seed).normal(size=(count, 3, 28, 28)).astype(np.float32)
         for seed, (name, count) in enumerate({"data": 120, "test": 40}.items())
     }
     for name, rows in images.items():
-        label = np.array(names)[answers(places[1], rows)]
-        np.savez(tmp_path / f"{name}.npz", array=rows, label=label)
-    arguments = [*places, "--data", str(tmp_path / "data.npz"), "--test", str(tmp_path / "test.npz")]
-    arguments += [
-        "--classes",
-        str(tmp_path / "classes.txt"),
-        "--batches",
-        "2",
-        "--method",
-        "theseus",
-        "--json",
-    ]
-    arguments += [word for template in templates for word in ("--template", template)]
-    done = CliRunner().invoke(command, [*arguments, "--prepared", str(tmp_path / "p")])
+        label = np.array(NAMES)[zero_shot_answers(places[1], rows)]
+        np.savez(folder / f"{name}.npz", array=rows, label=label)
+    arguments = [*places, "--data", str(folder / "data.npz"), "--test", str(folder / "test.npz")]
+    arguments += ["--classes", str(folder / "classes.txt"), "--batches", "2", "--method", "theseus", "--json"]
+    arguments += ["--prepared", str(folder / "p")]
+    return [*arguments, *(word for template in TEMPLATES for word in ("--template", template))], images
+
+
+def answered(arguments: list[str]) -> dict:
+    done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, (done.output, done.exception)
-    record = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_class_names_make_zero_shot_heads_of_clip_models(tmp_path):
+    from safetensors.torch import load_file
+    from transformers import CLIPModel
+
+    from transship.activations import load_model
+    from transship.activations.readout import Readout
+    from transship.verbs.transport.models import zero_shot
+
+    arguments, images = clip_job(tmp_path)
+    _, tuned, target, out = arguments[:4]
+    record = answered(arguments)
     assert record["strength_by"] == "validation", "labels meet the zero-shot heads by name"
-    assert record["parameters"]["classes"] == names
-    wanted = answers(places[1], images["test"])
+    assert record["parameters"]["classes"] == NAMES
+    wanted = zero_shot_answers(tuned, images["test"])
     theirs, untouched, moved = record["measured"]["rows"]
     assert len(set(wanted)) > 1
     assert theirs["own_head"] == 1.0
-    assert untouched["own_head"] == float((answers(places[2], images["test"]) == wanted).mean())
-    assert moved["own_head"] == float((answers(places[3], images["test"]) == wanted).mean()), (
-        "as it was saved"
-    )
-    fixed = [*arguments[:3], str(tmp_path / "fixed"), *arguments[4:], "--strength", "1"]
-    done = CliRunner().invoke(command, [*fixed, "--prepared", str(tmp_path / "p")])
-    assert done.exit_code == 0, (done.output, done.exception)
-    before, after = (CLIPModel.from_pretrained(place).state_dict() for place in (places[2], fixed[3]))
+    for row, place in ((untouched, target), (moved, out)):  # as it was saved
+        assert row["own_head"] == float((zero_shot_answers(place, images["test"]) == wanted).mean())
+    fixed = str(tmp_path / "fixed")
+    answered([*arguments[:3], fixed, *arguments[4:], "--strength", "1"])
+    before, after = (CLIPModel.from_pretrained(place).state_dict() for place in (target, fixed))
     changed = {key for key in before if not torch.equal(before[key], after[key])}
     assert changed
     assert all("vision" in key or "visual" in key for key in changed), "the text towers stay"
     arguments[3], arguments[arguments.index("theseus")] = str(tmp_path / "carried"), "carry"
-    done = CliRunner().invoke(command, [*arguments, "--prepared", str(tmp_path / "p")])
-    assert done.exit_code == 0, (done.output, done.exception)
-    carried = zero_shot(load_model(arguments[3]), names, templates)
+    moved = answered(arguments)["measured"]["rows"][2]
+    carried = zero_shot(load_model(arguments[3]), NAMES, TEMPLATES)
     features = Readout(carried).all(list(images["test"])).features
     head = load_file(tmp_path / "carried" / "head.safetensors")
     chosen = (features @ head["weight"].T + head["bias"]).argmax(1).numpy()
-    moved = json.loads(done.stdout)["measured"]["rows"][2]
     assert moved["carried_head"] == float((chosen == wanted).mean()), "a head that CLIP has no place for"

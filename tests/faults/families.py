@@ -88,6 +88,16 @@ def adapting(inputs: Path, steps: int = 4) -> list[str]:
     return [*map(str, words), *SHORT]
 
 
+# where `translate apply` writes, by the kind of store
+STORES = {
+    "parquet file": "out.parquet",
+    "parquet folder": "out",
+    "npy": "out.npy",
+    "faiss": "out.faiss",
+    "lance": "db/out.lance",
+}
+
+
 def families(inputs: Path) -> dict[str, Family]:
     """Return every command that writes, by name."""
 
@@ -96,16 +106,9 @@ def families(inputs: Path) -> dict[str, Family]:
 
     moved = "transport @a @tuned @same out --data @seen.npz --batches 2 --method theseus --force --strength"
     apply = "translate apply @map-{} @old.parquet {} --force"
-    stores = {
-        "parquet file": "out.parquet",
-        "parquet folder": "out",
-        "npy": "out.npy",
-        "faiss": "out.faiss",
-        "lance": "db/out.lance",
-    }
     applied = {
         f"translate apply, {name}": Family(words(apply.format(0, out)), words(apply.format(1, out)))
-        for name, out in stores.items()
+        for name, out in STORES.items()
     }
     merge = "merge run @recipe-{}.yaml out --force"
     start = "merge start out --base @a --method average"

@@ -52,6 +52,14 @@ def jobs(inputs: Path, out: Path) -> Iterator[Job]:
 
         return name, job
 
+    yield from _fits(fit, series, labels)
+    yield from resumed(out, usual, series, labels)
+    yield "bound", lambda: bound(out, series, labels)
+    yield from commands(inputs, out, text)
+
+
+def _fits(fit: Callable[..., Job], series: Any, labels: Any) -> Iterator[Job]:
+    """Yield a fit of every method, way, base, kind of target, kind of input and body."""
     for method in method_names("adapt"):
         yield fit(f"methods/{method}", series, labels, method=method, method_options=short(method))
     recraft = {"method_options": short("recraft")}
@@ -87,9 +95,6 @@ def jobs(inputs: Path, out: Path) -> Iterator[Job]:
         yield fit(f"vision/{kind}", fields, labels, **seen, **recraft)
         yield fit(f"vision/{kind} pare", fields, labels, **seen, method="pare")
     yield fit("vision/dense", fields, fields[:, 0].astype(float) + 2, task="dense", **seen, **recraft)
-    yield from resumed(out, usual, series, labels)
-    yield "bound", lambda: bound(out, series, labels)
-    yield from commands(inputs, out, text)
 
 
 def resumed(out: Path, usual: dict[str, Any], series: Any, labels: Any) -> Iterator[Job]:

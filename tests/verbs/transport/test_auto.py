@@ -130,19 +130,9 @@ def test_a_clip_model_classifies_by_its_text_tower(kit):
 
     torch.manual_seed(0)
     tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = CLIPModel(
-        CLIPConfig(
-            text_config={
-                **tower,
-                "vocab_size": 50,
-                "max_position_embeddings": 16,
-                "eos_token_id": 2,
-                "bos_token_id": 1,
-            },
-            vision_config={**tower, "image_size": 28, "patch_size": 7},
-            projection_dim=16,
-        )
-    ).eval()
+    text = {**tower, "vocab_size": 50, "max_position_embeddings": 16, "eos_token_id": 2, "bos_token_id": 1}
+    vision = {**tower, "image_size": 28, "patch_size": 7}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).eval()
 
     def texts(words):
         ids = torch.tensor(

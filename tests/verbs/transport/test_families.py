@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -275,11 +276,29 @@ def test_post_norm_encoders_of_other_depth_move_norms_and_maps(kit, tmp_path):
 
 
 @pytest.mark.slow
+def write_narrow_llama(folder, tokens_of):
+    """Write a Llama of three blocks with random weights, which reads with the tokenizer of another folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in tokens_of.glob("*token*"):
+        shutil.copyfile(file, folder / file.name)
+
+
 def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp_path):
     peft = pytest.importorskip("peft")
-    import shutil
 
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
     source = models_dir / "smollm2-135m"
     adapted = peft.get_peft_model(
@@ -287,21 +306,7 @@ def test_a_real_llama_moves_its_adapter_to_a_narrower_random_one(models_dir, tmp
         peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False),
     )
     adapted.save_pretrained(tmp_path / "lora")
-    torch.manual_seed(0)
-    small = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=49152,
-            hidden_size=96,
-            intermediate_size=192,
-            num_hidden_layers=3,
-            num_attention_heads=6,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        )
-    )
-    small.save_pretrained(tmp_path / "small")
-    for file in source.glob("*token*"):
-        shutil.copyfile(file, tmp_path / "small" / file.name)
+    write_narrow_llama(tmp_path / "small", source)
     texts = [
         "The cat sat on the mat.",
         "Rivers run to the sea.",

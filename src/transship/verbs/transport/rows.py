@@ -122,11 +122,8 @@ def draw(
         size = min(MOST_VALIDATION, len(left) // 2)
         validation, left = train.subset(np.sort(left[:size])), left[size:]
     elif validation is not None:
-        if len(validation) > MOST_VALIDATION:
-            validation = validation.take(MOST_VALIDATION, seed=seed)
         used = train.subset(np.concatenate([rows, left]).astype(np.int64))
-        fresh = unused_rows(validation, [_listed(used)])
-        validation = validation.subset(fresh) if len(fresh) else None
+        validation = _unused(validation, used, seed)
     size = min(max(64, count), len(left) // 3)
     held, left = left[:size], left[size:]
     fitted = len(held) < LEAST_HELD_OUT
@@ -168,6 +165,14 @@ def _per_class(train: Dataset, shots: int, seed: int) -> Any:
     # by place: ids of the data need not tell rows apart
     places = dataclasses.replace(train, ids=np.arange(len(train)), has_ids=False)
     return places.per_class(shots, seed=seed, allow_fewer=True).ids
+
+
+def _unused(validation: Dataset, used: Dataset, seed: int) -> Dataset | None:
+    """Return at most so many rows to choose by, none of which is used otherwise."""
+    if len(validation) > MOST_VALIDATION:
+        validation = validation.take(MOST_VALIDATION, seed=seed)
+    fresh = unused_rows(validation, [_listed(used)])
+    return validation.subset(fresh) if len(fresh) else None
 
 
 def _order(count: int, seed: int) -> Any:
