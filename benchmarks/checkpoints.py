@@ -136,6 +136,6 @@ def run() -> list[Row]:
 
 if __name__ == "__main__":
     print(f"{'':44} {'ours':>9} {'peer':>9} {'ratio':>7}")
-    for found in run():
-        figures = f"{found['ours']:9.3f} {found['peer']:9.3f} {found['ratio']:6.2f}x  {found['unit']}"
-        print(f"{found['name']:44} {figures}")
+    for row in run():
+        figures = f"{row['ours']:9.3f} {found['peer']:9.3f} {found['ratio']:6.2f}x  {found['unit']}"
+        print(f"{row['name']:44} {figures}")

@@ -70,7 +70,7 @@ def test_locals_say_what_they_hold(folder: str):
 
 
 def test_functions_are_short(sources: house.House):
-    assert len(sources.long_functions) <= 8, sorted(sources.long_functions)
+    assert len(sources.long_functions) <= 7, sorted(sources.long_functions)
 
 
 def test_files_are_short(sources: house.House):
@@ -79,9 +79,9 @@ def test_files_are_short(sources: house.House):
 
 def test_the_library_is_no_larger_than_it_was(sources: house.House):
     suites = sum(lines for name, lines in sources.lines.items() if name.startswith("transship_suites"))
-    assert len(sources.lines) <= 398
+    assert len(sources.lines) <= 396
     assert sum(sources.lines.values()) - suites <= 57_300
-    assert suites <= 12_900
+    assert suites <= 12_200
 
 
 def test_a_class_of_the_library_has_a_name_of_its_own(sources: house.House):
