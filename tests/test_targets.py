@@ -77,7 +77,7 @@ def test_a_folder_of_several_others_names_some_of_what_it_holds(tmp_path: Path):
 def test_a_plain_model_folder_and_an_empty_one_are_replaced(tmp_path: Path):
     model = tmp_path / "model"
     (model / "1_Pooling").mkdir(parents=True)
-    for name in ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json"):
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "1_Pooling/config.json", "vocab.txt"):
         (model / name).write_text("{}")
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     for name in ("model", "empty"):
@@ -85,9 +85,16 @@ def test_a_plain_model_folder_and_an_empty_one_are_replaced(tmp_path: Path):
         assert names(tmp_path / name) == [MARK, "a.txt"]
 
 
-@pytest.mark.parametrize("more", ["optimizer.pt", "notes.txt", "other/config.json", "run.py"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        *("optimizer.pt", "notes.txt", "other/config.json", "run.py", ".cache/mine.json"),
+        *("1_Pooling/diary.txt", "1_Pooling/deep/config.json"),
+        *("vocab-of-my-thesis.docx", "notes-on-tokenizers.md", "LICENSE-keys.pem"),
+    ],
+)
 def test_a_model_folder_with_other_files_is_kept(more: str, tmp_path: Path):
-    (tmp_path / "m" / "other").mkdir(parents=True)
+    (tmp_path / "m" / more).parent.mkdir(parents=True)
     (tmp_path / "m" / "config.json").write_text("{}")
     (tmp_path / "m" / more).write_text("mine")
     with pytest.raises(OutputError, match=more):

@@ -31,11 +31,13 @@ _KINDS = {
 _MODELS = ("config.json", "adapter_config.json", "modules.json")
 _PLAIN = (
     *("*config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin*"),
-    *("adapter_model.bin", "*tokenizer*", "vocab*", "merges.txt", "*.model", "special_tokens_map.json"),
-    *("added_tokens.json", "bpe.codes", "chat_template*", "modules.json", "README.md", "LICENSE*"),
-    *("NOTICE*", ".gitattributes", "transship.json", "recipe.yaml", ".DS_Store"),
+    *("adapter_model.bin", "*tokenizer*.json", "vocab*.json", "vocab*.txt", "merges.txt", "*.model"),
+    *("special_tokens_map.json", "added_tokens.json", "bpe.codes", "chat_template.*", "modules.json"),
+    *("README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", ".gitattributes"),
+    *("transship.json", "recipe.yaml", ".DS_Store"),
 )
-_PARTS = re.compile(r"\d+_[A-Z]\w*|\.cache")  # folders of a sentence encoder, and of the hub's client
+_PARTS = re.compile(r"\d+_[A-Z]\w*")  # folders of a sentence encoder
+_FETCHED = ".cache/huggingface/"  # what the hub's client notes
 
 
 Kind = Literal["file", "folder", "cache"]
@@ -152,9 +154,11 @@ def _strangers(folder: Path) -> list[str]:
 
 
 def _of_model(name: str) -> bool:
+    if name.startswith(_FETCHED):
+        return True
     *above, last = name.split("/")
-    if above:
-        return _PARTS.fullmatch(above[0]) is not None
+    if len(above) > 1 or (above and _PARTS.fullmatch(above[0]) is None):
+        return False
     return any(fnmatch(last, pattern) for pattern in _PLAIN)
 
 

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 
+from transship.errors import OutputError
 from transship.geometry.maps import read_arrays, write_arrays
 
 ABOUT = {
@@ -37,3 +39,11 @@ def test_two_processes_write_the_same_bytes(tmp_path):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         subprocess.run([sys.executable, "-c", WRITE, tmp_path / seed], check=True, env=environment)
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_fifo_stays_one(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(OutputError, match="it is a FIFO"):
+        write_arrays(tmp_path / "a", {"x": torch.ones(2)}, ABOUT)
+    assert (tmp_path / "a").is_fifo()

@@ -1,4 +1,4 @@
-"""What every command has: -v and -q, and an example that stays on one line."""
+"""What every command has: -v and -q, an example that stays on one line, and outputs that are no inputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,11 +17,18 @@ from transship.cli.defaults import files
 from transship.errors import printable
 from transship.numerics import format_bytes
 from transship.progress import duration
+from transship.targets import require_apart
 
 _LOG = logging.getLogger("transship.cli")
 LOGGERS = ("transship", "transship_suites")
 _TALK = "transship.cli.talk"  # in the context: what the user asked for
 _WARNS = "transship.cli.warns"  # likewise: who tells warnings where nobody asked for a log
+# what commands write; what they read is every other argument, and the options that name a file or a model
+WRITTEN = ("out", "report")
+READ = frozenset(
+    {"backbone", "base", "classes", "data", "keep", "model", "old_queries", "original", "prepared"}
+    | {"queries", "test", "train", "validation"}
+)
 
 
 def equip(command: click.Command) -> click.Command:
@@ -46,7 +54,22 @@ def equip(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for child in command.commands.values():
             equip(child)
+    else:
+        command.invoke = partial(_invoke, command, command.invoke)  # type: ignore[method-assign]
     return command
+
+
+def _invoke(command: click.Command, carry_out: Any, context: click.Context) -> Any:
+    """Run a command whose outputs are apart from what it reads; `--force` does not help."""
+    names = {str(each.name): each.opts[-1] for each in command.params if each.name in READ}
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    names |= {str(each.name): each.human_readable_name.upper() for each in arguments}
+    given = context.params
+    for written in WRITTEN:
+        if given.get(written) is not None:
+            read = {said: given.get(name) for name, said in names.items() if name != written}
+            require_apart(given[written], read)
+    return carry_out(context)
 
 
 def _verbose(context: click.Context, option: click.Parameter, count: int) -> None:

@@ -137,6 +137,10 @@ def run_command(
     compatibility = _take_mergekit(settings)
     merge = ts.merge(recipe, seed=seed, allow_pickle=allow_pickle, compatibility=compatibility)
     merge.check(**settings)
+    if report is not None:
+        from transship.verbs.merge.plan import read_by  # start-up
+
+        check_target(report, force=force, kind="file", reads=read_by(merge.plan))
     click.echo(ts.report.terminal.render(merge.plan.page()), err=True)
     with writing(out):
         result = merge.run(out, force=force, progress=Bars(), **settings)

@@ -1,7 +1,6 @@
 """LinearMap: a linear or affine function between two spaces, fitted from Moments or rows."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from transship.atomic import atomic_file
 from transship.errors import DataError, OptionError
 
 FORMAT, VERSION = "transship.map", 1
@@ -174,16 +174,10 @@ class LinearMap:
 
 def write_arrays(path: str | Path, arrays: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
     """Write `arrays` and the strings `about` them; the old file stays until the new one is whole."""
-    target = Path(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
-        save_file(whole, beside, metadata=dict(about))
-        _order_header(beside)
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    whole = {name: array.detach().cpu().contiguous() for name, array in arrays.items()}
+    with atomic_file(path, force=True) as draft:
+        save_file(whole, draft, metadata=dict(about))
+        _order_header(draft)
 
 
 def _order_header(path: Path) -> None:

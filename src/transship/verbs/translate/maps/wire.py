@@ -20,6 +20,7 @@ import torch
 from sklearn.utils.validation import check_array
 from torch import Tensor
 
+from transship.atomic import write_text
 from transship.errors import DataError
 from transship.geometry.maps import read_arrays, write_arrays
 from transship.outside import complete, read_json
@@ -71,7 +72,7 @@ class Agreement:
 
     def save(self, path: str | Path) -> None:
         document = {"format": "transship.agreement", **self.to_dict()}
-        Path(path).write_text(json.dumps(document), encoding="utf-8")
+        write_text(path, json.dumps(document), force=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Agreement:
