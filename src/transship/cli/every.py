@@ -67,7 +67,7 @@ def _invoke(command: click.Command, carry_out: Any, context: click.Context) -> A
     given = context.params
     for written in WRITTEN:
         if given.get(written) is not None:
-            read = {said: given.get(name) for name, said in names.items() if name != written}
+            read = {label: given.get(name) for name, label in names.items() if name != written}
             require_apart(given[written], read)
     return carry_out(context)
 

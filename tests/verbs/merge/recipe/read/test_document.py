@@ -84,6 +84,7 @@ NINE_LEVELS = "a: &a0 [1,1,1,1,1,1,1,1,1]\n" + "".join(
         ("a: " + ":".join(["1"] * 400_000), "cannot be read as tag:yaml.org,2002:int"),
         ("a: !!timestamp soon", "recipe:1: 'soon' cannot be read as tag:yaml.org,2002:timestamp"),
         ("a: !!bool maybe", "cannot be read as tag:yaml.org,2002:bool"),
+        ("a: !<" + "x" * 900_000 + "> 1", "^recipe:1: '1' cannot be read as x{100}; write"),
         ("ok: 1\n? [a, b]\n: c", "recipe:2: a key is a word, and no list or mapping"),
         ("a: " + "x" * 1_000_001, "recipe: the recipe is longer than 1 MB"),
     ],

@@ -196,7 +196,7 @@ class _Reader:
             return _constructor().construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError):
             raise OptionError(
-                f"'{node.value[:MOST_SIGNS]}' cannot be read as {node.tag}",
+                f"'{node.value[:MOST_SIGNS]}' cannot be read as {node.tag[:MOST_SIGNS]}",
                 where=f"{self.path}:{node.start_mark.line + 1}",
                 fix="write a plain number, text, true or false",
             ) from None
