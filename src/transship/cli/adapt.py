@@ -63,7 +63,7 @@ def data_options(function: Command) -> Command:
     default=None,
     type=click.IntRange(max=1000),
     metavar="N",
-    help="Fit again from N points along stage 1, too.",
+    help="Also fit again from N points along stage 1.",
 )
 @memory_option
 @output_options
@@ -83,9 +83,9 @@ def fit_command(
 ) -> None:
     """Fit a model to data and write it to a folder.
 
-    Raw baselines come first: models on the values and on random convolutions of them, in seconds. What they
-    reach on the validation rows stands beside the adapted model's figure, with a word on which to use. A fit
-    that was killed goes on where it was when the same command runs again.
+    First it fits raw models: models on the values, and on random convolutions of them, which take seconds.
+    Their validation errors are printed next to that of the adapted model, with advice on which to use. If a
+    fit is killed, the same command continues it.
     """
     settings = read_settings(CommandSettings, given, method_options=dict(option) or None, verbose=True)
     if report is not None:

@@ -163,7 +163,7 @@ class Output:
 
     Attributes:
         force: replace what is already there.
-        report: write a page to look at.
+        report: write a page with tables and figures, in HTML.
         as_json: print the result as JSON.
     """
 
@@ -252,7 +252,7 @@ class Workers:
     """Who does the work on a table.
 
     Attributes:
-        engine: this machine, or Ray; Parquet only.
+        engine: work on this machine, or on Ray, which takes Parquet only.
         address: a running Ray cluster; otherwise a local one.
         jobs: processes that share the work (1 by default), or Ray tasks at a time (all CPUs by default); the
             result is the same.

@@ -58,7 +58,13 @@ def command() -> None:
 @click.argument("new")
 @map_argument
 @click.option(
-    "-o", "--option", "options", nargs=2, multiple=True, metavar="NAME VALUE", help="A method's field."
+    "-o",
+    "--option",
+    "options",
+    nargs=2,
+    multiple=True,
+    metavar="NAME VALUE",
+    help="A parameter of the method.",
 )
 @settings_options(FitSettings, without=("seed",))
 @settings_options(JudgedFiles)
@@ -103,8 +109,8 @@ def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> Non
 def check(map_folder: Path, old: str, new: str, **given: Any) -> None:
     """Measure a map on pairs that it was not fitted on.
 
-    Pairs of OLD and NEW that MAP was fitted on are left out. Where hardly any other is left, they are
-    measured and counted.
+    Pairs of OLD and NEW that MAP was fitted on are left out. If hardly any others are left, they are measured
+    too, and their number is printed.
     """
     with _engine("fit.api", given) as workers:
         checked = translate.check_map(
@@ -131,7 +137,7 @@ def check(map_folder: Path, old: str, new: str, **given: Any) -> None:
 def plan(map_folder: Path, source: str, target: str, **given: Any) -> None:
     """State rows, bytes, time and memory of a translation.
 
-    Nothing is written. The translation would apply MAP to IN.
+    This is the plan for applying MAP to IN. Nothing is written.
     """
     planned = translate.plan_apply(translate.load_map(map_folder), source, target, **_reading(given))
     if given["as_json"]:
@@ -152,7 +158,7 @@ def plan(map_folder: Path, source: str, target: str, **given: Any) -> None:
 def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
     """Translate the rows of a store into another store.
 
-    IN is only read. A stopped run goes on where it stopped when the same command runs again.
+    IN is only read. If a run is stopped, the same command continues it.
     """
     with _engine("apply", given) as workers:
         # torch is first imported here, after the other processes have started
@@ -184,8 +190,8 @@ def apply(map_folder: Path, source: str, target: str, **given: Any) -> None:
 def embed(texts: str, target: str, model: str, **given: Any) -> None:
     """Embed texts with a model into a store.
 
-    The rows of OUT keep the ids of TEXTS. A stopped run goes on where it stopped when the same command runs
-    again.
+    The rows of OUT keep the ids of TEXTS. If a run is stopped, the same command continues
+    it.
     """
     # a model on a GPU has it to itself
     with _engine("embed", given, gpus=1 if given["device"].startswith("cuda") else 0) as workers:

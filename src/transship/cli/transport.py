@@ -39,17 +39,17 @@ class TransportInputs:
     """What a transport reads and keeps.
 
     Attributes:
-        data: inputs of the task; labels, if any, only choose the strength.
+        data: inputs of the task: a file, a folder, or a data set's name. Labels only choose the strength.
         column: the column of DATA that holds the inputs.
         label: the column of DATA that holds the labels.
-        keep: inputs on which a carried head keeps the target's answers.
+        keep: inputs on which the result keeps the target's answers.
         test: labelled rows to measure on; nothing is chosen on them.
-        warm_start: fine-tune TARGET and OUT alike on the labels of DATA for so many steps, and show both on
-            --test along the way.
+        warm_start: fine-tune both TARGET and OUT on the labels of DATA for this many steps, and show their
+            accuracy on --test along the way.
         original: labelled rows of TARGET's own domain, to see what it forgets.
         classes: for CLIP: class names, one per line, that become zero-shot heads.
-        roles: what moves apart from linear maps.
-        prepared: where statistics are kept for a later run.
+        roles: what moves besides linear maps: everything, or what the paper's code moves.
+        prepared: a folder that keeps the statistics for later runs.
     """
 
     data: str
@@ -74,7 +74,7 @@ class TransportInputs:
 @click.argument("out", type=click.Path(path_type=Path))
 @settings_options(TransportInputs)
 @click.option(
-    "--role", nargs=2, multiple=True, metavar="ROLE CHOICE", help="One choice, such as `norms diagonal`."
+    "--role", nargs=2, multiple=True, metavar="ROLE CHOICE", help="Set one role, such as `norms diagonal`."
 )
 @click.option(
     "--method", default="auto", show_default=True, help="How to move it; see `transship methods transport`."
@@ -90,9 +90,9 @@ class TransportInputs:
 def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> None:
     """Move the fine-tune TUNED of SOURCE to TARGET.
 
-    The result is written to OUT. TUNED is a fine-tune of SOURCE or a LoRA adapter for it; an adapter gives an
-    adapter. No label is learnt from, and nothing is chosen on test rows: --test measures the result on them.
-    A killed run goes on when it is started again with the same arguments.
+    The result is written to OUT. TUNED is a fine-tune of SOURCE, or a LoRA adapter for it. An adapter gives
+    an adapter. No weight is trained on labels, and test rows choose nothing: --test only measures on them. If
+    a run is killed, the same command continues it.
     """
     force, report, as_json = given["force"], given["report"], given["as_json"]
     models = [data.local_model(name) for name in (source, tuned, target)]

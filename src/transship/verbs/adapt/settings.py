@@ -29,38 +29,38 @@ class Settings:
     Attributes:
         backbone: a BERT, RoBERTa, MPNet, DistilBERT, ViT or Swin model: a folder, a name in the model
             folders, a hub id, or an encoder of transformers.
-        task: what is predicted; auto reads it off the targets.
+        task: what is predicted; auto decides by the targets.
         method: how to adapt; see `transship methods adapt`.
         method_options: the method's own parameters.
         proxy: labelled data of the backbone's own modality; auto takes WordNet for text backbones.
-        proxy_items: the most of them, balanced over classes.
-        kind: what inputs are; auto goes by the number of axes.
-        tokens: the most tokens that a series (or a field before a text backbone) is cut into.
-        patch: samples per token, or the side of a patch; goes by the tokens otherwise.
-        stem: what a token sees of a series: its patch, longer windows too, or random convolutions.
+        proxy_items: use at most this many rows of the proxy, balanced over classes.
+        kind: what inputs are; auto decides by the number of axes.
+        tokens: cut a series, or a field before a text backbone, into at most this many tokens.
+        patch: samples per token, or the side of a patch; by default --tokens decides.
+        stem: what a token sees of a series: its patch, also longer windows, or random convolutions.
         missing: refuse rows with NaN, or fill NaN with the channel's mean.
         predictor: a linear head, label transport (Λ over source labels), or a dense head without weights.
         base: the raw model that the network corrects: none, one by name, or the best (auto).
         freeze_embedder: leave the embedder as stage 1 made it.
-        lora_rank: train the body by LoRA factors of this rank; 0 trains the weights.
-        omega: a number ω, or grid for the smallest that keeps the accuracy of the source's head.
+        lora_rank: train LoRA factors of this rank in the body; 0 trains its weights.
+        omega: a number ω, or grid: the smallest ω that keeps the accuracy of the source head.
         loss: what stage 2 minimises; the task's usual loss by default.
-        metric: what validation chooses by; the task's usual metric by default.
-        epochs: passes over the rows in stage 2; auto goes by their number.
+        metric: the figure that validation chooses by; the task's usual metric by default.
+        epochs: passes over the rows in stage 2; auto decides by their number.
         steps: optimiser steps of stage 2, instead of epochs.
-        batch_size: rows per batch; auto goes by their number.
-        accumulation: batches per step.
+        batch_size: rows in a batch; auto decides by their number.
+        accumulation: batches whose gradients are added in one step.
         learning_rate: learning rate of the body.
-        embedder_factor: embedder and head learn so many times as fast.
+        embedder_factor: how many times faster embedder and head learn.
         weight_decay: AdamW's.
         warmup: share of the steps in which the rate rises.
         clip: largest gradient norm.
-        patience: stop stage 2 after so many validations without a better one.
+        patience: stop stage 2 after this many validations without a better one.
         select: keep the weights of the best validation, or the last ones; these are validated at the end
             only, unless there is `patience`.
         validation: share of the rows to choose by, or a pair (X, y); a reference on the command line.
         log_every: steps between two rows of the stage-1 log.
-        precision: mixed precision.
+        precision: mixed precision, or no for float32.
         device: auto for accelerate's choice, or a device of torch: cpu, cuda, cuda:1, mps.
         seed: of every draw.
         cache: folder of proxy caches; None for the user's cache folder.
@@ -100,7 +100,7 @@ class Settings:
     patience: int | None = None
     select: bool = setting(True, absent=True)
     validation: float | Any = setting(
-        0.2, help="A share of the rows, or other data: of splits, only validation is read."
+        0.2, help="A share of the rows, or other data. If that has splits, its validation rows are read."
     )
     log_every: int = setting(16, absent=True)
     precision: Literal["no", "bf16", "fp16"] = "no"

@@ -31,14 +31,14 @@ class RunSettings:
     """How a plan is carried out.
 
     Attributes:
-        jobs: threads that make tensors; the result is the same for any number.
+        jobs: threads that compute tensors; the result is the same for any number.
         memory: memory limit per process, for example 2GB. Memory-mapped files do not count. Work that cannot
             fit is refused before it starts, and fewer threads are used where they would not fit.
         device: where models run.
         device_map: spread each model over devices instead: auto, or JSON of module and device.
         dtype: what models run in where data is read; float32 by default.
-        out_shard_size: the most bytes of a weight file, such as 5GB; 5B, 500M or 10K count parameters, as
-            mergekit does.
+        out_shard_size: the largest size of a weight file, such as 5GB. As in mergekit, 5B, 500M and 10K count
+            parameters.
         copy_tokenizer: write the tokenizer's files.
         write_model_card: write README.md and transship.json.
         trust_remote_code: run code that a model's repository carries, where data is read.
@@ -61,8 +61,8 @@ class RunSettings:
 
 
 _HEADS = (
-    "How heads are made: own, tuned, tuned-fresh, carried-once, carried, carried-polished; several are "
-    "compared, the first is saved. By default carried-polished with kept inputs, carried-once without."
+    "How heads are made: own, tuned, tuned-fresh, carried-once, carried or carried-polished. Several are "
+    "compared, and the first is saved. By default carried-polished with kept inputs, carried-once without."
 )
 
 
@@ -72,13 +72,13 @@ class StartSettings:
 
     Attributes:
         base: the model that all fine-tunes were made from.
-        method: how models join; see `transship methods merge`. auto: average.
+        method: how models join; see `transship methods merge`. auto is average.
         heads: kinds of head; several are compared, the first is saved.
-        keep_inputs: how many inputs of each task may be kept in OUT; heads stay fresh with some.
-        strength: of the merged vector: a number, norm or validation. auto: norm for method auto with kept
-            inputs, else 1.
-        finish: none, weights or weights:STEPS: train merged backbone and heads on what the tasks' own models
-            said of the kept inputs; 200 steps per task without a number. auto: none.
+        keep_inputs: keep up to this many inputs of each task in OUT, so that its head can be fitted again.
+        strength: the scale of the merged update: a number, norm or validation. auto is norm for method auto
+            with kept inputs, and 1 otherwise.
+        finish: none, weights or weights:STEPS. weights trains merged backbone and heads on the answers of the
+            tasks' own models to the kept inputs, by default for 200 steps per task. auto is none.
         batch_size: inputs per forward pass.
     """
 
@@ -96,7 +96,7 @@ class RemoveSettings:
     """What a leaving model had read.
 
     Attributes:
-        data: the same data as when it was added, where the method reads any.
+        data: the same data as when it was added, if the method reads data.
         column: the column of DATA that holds the inputs.
         label: the column of DATA that holds the labels.
     """
@@ -117,11 +117,11 @@ class AddSettings(RemoveSettings):
     """What a joining model reads.
 
     Attributes:
-        data: inputs of the task; test rows in it are only measured on.
-        test: other data to measure on.
+        data: inputs of the task. Test rows in it are only used to measure.
+        test: other labelled data to measure on.
         name: what the task is called; the folder's name by default.
-        inputs: at most so many inputs are read.
-        test_rows: at most so many test rows are measured on.
+        inputs: read at most this many inputs.
+        test_rows: measure on at most this many test rows.
         finish: whether the fusion is finished now; of several models in a row, the last will do.
     """
 

@@ -37,10 +37,10 @@ class FitSettings:
         options: A method's field.
         direction: What is mapped: old rows into the new space (index), or new queries into the old (query).
         pairs: Use at most this many pairs, drawn by seed.
-        held_out: Share set aside.
-        k: Neighbours that count.
-        gate: Least forecast recall; below it no map is written.
-        restore: Restore variance; by default where it costs nothing.
+        held_out: Share of the pairs that checks the forecast.
+        k: Number of nearest neighbours that recall counts.
+        gate: The least forecast recall. Below it no map is written.
+        restore: Give translated rows the variance of native ones; by default where it costs nothing.
         source_model: Name of the old model, kept in the map.
         target_model: Name of the new model, kept in the map.
         texts: Whether the texts are still at hand (for the advice).
@@ -88,7 +88,7 @@ class AnchorSettings:
 
     Attributes:
         count: How many rows to choose.
-        way: How; kmeans found 0.01 to 0.02 more of the top 10 with 500 anchors, farthest no more than random.
+        way: How to choose. With 500 anchors, kmeans found 0.01 to 0.02 more of the top 10 than the others.
         measure: Vectors of the new model: compare the three ways on them.
         seed: Fixes every random choice.
     """
@@ -107,10 +107,10 @@ class EncoderSettings:
         prompt: Words before every text, instead of the model's own.
         purpose: What the texts are: query, document, or the name of another prompt that the model has. By
             default its default prompt, else document.
-        pooling: The model's own by default.
-        normalise: Unit length; what the model's files say by default.
+        pooling: How token states become one vector; the model's own way by default.
+        normalise: Scale vectors to unit length; by default as the model's files say.
         batch_size: Texts per forward pass.
-        max_length: The most tokens of a text; the model's own limit by default. What is longer is cut.
+        max_length: Cut texts to this many tokens; the model's own limit by default.
         device: Where models run.
         device_map: Spread each model over devices instead: auto, or JSON of module and device.
         dtype: The dtype the model runs in.

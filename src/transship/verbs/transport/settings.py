@@ -83,25 +83,25 @@ class Settings:
     """Everything that a transport can be told, apart from its models, data and method.
 
     Attributes:
-        strength: a number, or `auto`.
-        batches: batches of inputs that maps are fitted on.
-        batch_size: inputs per batch.
-        shots: labelled inputs per class, instead of batches.
-        path_steps: move it in so many parts, maps re-estimated between.
-        head_inputs: inputs that a carried head is fitted on.
-        depth: what stands for a block of a deeper or shallower target.
+        strength: the factor on the update: a number, or `auto`, which tries several.
+        batches: number of batches of inputs that maps are fitted on.
+        batch_size: inputs in a batch.
+        shots: fit maps on this many labelled inputs of each class, instead of batches.
+        path_steps: move the update in this many parts, and fit the maps again between them.
+        head_inputs: number of inputs that a carried head is fitted on.
+        depth: how blocks correspond where the models have different depths.
         align: how the tokens of both models correspond.
-        tokens_per_input: at most so many tokens per input; 0 for all. By default the widths decide.
+        tokens_per_input: use this many tokens of an input at most, or all (0); by default the widths decide.
         roles: what happens to norms, embeddings and heads.
         grid: strengths that `auto` tries.
         validation: whether labels may choose the strength; otherwise agreement with the fine-tuned source
             does.
         classes: names of CLIP's classes: every model then gets a zero-shot head through its own text tower.
-        templates: what is said of a class, with {} for its name.
-        budget: for `--method auto`: minutes that comparing may take. What there is no time for is left out.
-        finish: none, tensor, row or weights, and :STEPS: train strengths or weights, without labels, on what
-            the fine-tuned source says of the head's inputs. auto: weights where the method is auto.
-        keep_weight: of the inputs of --keep in a finish, against those of the task.
+        templates: a sentence about a class, with {} for its name; may be given several times.
+        budget: for `--method auto`: the most minutes for comparing methods. The rest is left out.
+        finish: a short training without labels, on the answers of the fine-tuned source: none, tensor, row or
+            weights, with :STEPS for its length. auto: weights where the method is auto.
+        keep_weight: weight of the inputs of --keep in a finish; those of the task have 1.
         seed: fixes every random choice.
     """
 
@@ -117,7 +117,7 @@ class Settings:
     roles: Roles = setting(Roles, absent=True)
     grid: tuple[float, ...] = setting(GRID, absent=True)
     validation: bool = setting(
-        True, negative="--unlabelled", help="Choose the strength without labels even if DATA has them."
+        True, negative="--unlabelled", help="Choose the strength without labels, even if DATA has some."
     )
     classes: tuple[str, ...] = setting((), absent=True)
     templates: tuple[str, ...] = setting((), flags=("--template",), metavar="TEXT")
