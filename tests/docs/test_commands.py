@@ -1,20 +1,27 @@
 """Commands and code that pages only show: the parser takes them, and their names exist.
 
 `console` blocks run as they are (README, tutorials, suites, the command line). Blocks of `sh`, `bash` and
-`python` name models and data of the reader's, so that they cannot run here.
+`python` name models and data of the reader's, so that they cannot run as they are. Those in `ON_STAND_INS`
+run on tiny models and tables under the same names.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import transship as ts
 from transship.cli import group
@@ -28,6 +35,9 @@ SHOWN = [
     for _, language, rest, text in BLOCK.findall(page.read_text(encoding="utf-8"))
     if "title=" not in rest
 ]
+# page → how many commands run; the block about CLIP does not, because its pictures lie in a folder
+ON_STAND_INS = {"transport": 1, "merge": 5, "translate": 5, "change-your-embedding-model": 8}
+ARGUMENTS = {"SOURCE": "base-a", "TUNED": "tuned-a", "TARGET": "base-b", "OUT": "tuned-b"}
 
 
 def name(block: tuple[Path, str, str]) -> str:
@@ -79,3 +89,57 @@ def test_names_of_shown_code_exist(block):
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ts":
             assert hasattr(ts, node.attr)
+
+
+def pins(verb: str) -> ModuleType:
+    """Return the module that makes a verb's tiny models."""
+    spec = importlib.util.spec_from_file_location(f"{verb}_pins", ROOT / f"tests/pins/{verb}_jobs.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def transship(*words: str) -> None:
+    done = CliRunner().invoke(group, [ARGUMENTS.get(word, word) for word in words])
+    assert done.exit_code == 0, f"transship {' '.join(words)}\n{done.output}"
+
+
+def classifiers(folder: Path) -> None:
+    """Write a base, fine-tunes of it, a wider base, and labelled texts."""
+    tiny = pins("transport")
+    heads, draw = {"num_labels": 3}, np.random.default_rng(0)
+    base = tiny.bert("ForSequenceClassification", 16, 0, heads)
+    models = {"base-a": base, "base-b": tiny.bert("ForSequenceClassification", 24, 1, heads)}
+    models |= {f"tuned-{name}": tiny.nudge(base, size) for name, size in (("a", 0.2), ("questions", 0.1))}
+    models |= {"all-MiniLM-L6-v2": base, "tuned-reviews": tiny.nudge(base, 0.15)}
+    for name, model in models.items():
+        tiny.save(model, folder / name)
+    rows = pa.table({"text": tiny.sentences(90, 4), "label": draw.integers(3, size=90).astype(str)})
+    for name in ("reviews", "trec_questions", "sst2"):
+        pq.write_table(rows, folder / f"{name}.parquet")
+
+
+def vectors(folder: Path) -> None:
+    """Write two encoders, texts, and the old encoder's vectors of them."""
+    draw, words = np.random.default_rng(0), ["ships", "birds", "sail", "over", "sea", "land"]
+    texts = [" ".join(draw.choice(words, 7)) for _ in range(300)]
+    for name in ("texts", "sample", "pairs"):
+        rows = {"id": [f"t{row}" for row in range(300)], "text": texts}
+        pq.write_table(pa.table(rows), folder / f"{name}.parquet")
+    for name in ("old-model", "new-model"):
+        pins("translate").tiny_encoder(folder / name)
+    for name in ("old", "index"):
+        transship("translate", "embed", "--model", "old-model", "texts.parquet", f"{name}.parquet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ON_STAND_INS)
+def test_commands_that_are_only_shown_run_on_stand_ins(page: str, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRANSSHIP_CACHE", str(tmp_path / "cache"))
+    (vectors if page in ("translate", "change-your-embedding-model") else classifiers)(tmp_path)
+    shown = [text for file, language, text in SHOWN if file.stem == page and language == "sh"]
+    every = [words for text in shown for words in commands(text) if "clip-a" not in words]
+    assert len(every) == ON_STAND_INS[page]
+    for words in every:
+        transship(*words)
