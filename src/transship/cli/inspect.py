@@ -13,6 +13,7 @@ import click
 
 from transship import activations, checkpoints, data
 from transship.cli.options import memory_option, model_options, show
+from transship.data.fasta import FASTA
 from transship.errors import TransshipError
 from transship.numerics import INTERPRETER, TORCH, MemoryBudget, format_bytes
 from transship.outside import complete, read_json
@@ -174,7 +175,7 @@ def _adapted(folder: Path) -> Page:
 
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_TABLES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".npz")
+_TABLES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt", ".npz", *FASTA)
 
 
 def _other(place: Path, path: str) -> Page | None:

@@ -12,10 +12,11 @@ from typing import Any
 
 from transship import folders
 from transship.data.dataset import split_name
+from transship.data.fasta import FASTA
 from transship.data.tables import DataTable, MemoryTable
 from transship.errors import DataError, MissingError
 
-TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt")
+TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv", ".txt", *FASTA)
 NUMBERS = (".npz", ".npy", ".pt")
 SUFFIXES = (*TABLES, *NUMBERS)
 _HUB_ID = re.compile(r"(?:hub:)?[\w.-]+/[\w.-]+(?:@[\w./-]+)?|hub:[\w.-]+(?:@[\w./-]+)?")

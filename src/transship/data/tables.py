@@ -1,4 +1,4 @@
-"""Tables from files: parquet, jsonl, json, csv, tsv, txt. Columns are read when they are asked for."""
+"""Tables from files: parquet, jsonl, json, csv, tsv, txt, fasta. Columns are read when they are asked for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from transship.data.dataset import split_name
+from transship.data.fasta import FASTA, fasta_columns
 from transship.data.headerless import column_names, has_no_header
 from transship.data.rows import ArrowRows, LazyRows, ParquetRows
 from transship.errors import DataError
@@ -157,7 +158,7 @@ def open_table(files: Sequence[Path]) -> DataTable:
         raise DataError(
             f"'{files[0].suffix or files[0].name}' is no table that can be read",
             where=source,
-            fix="give parquet, jsonl, json, csv, tsv or txt",
+            fix="give parquet, jsonl, json, csv, tsv, txt or fasta",
         )
     return reader(files[0])
 
@@ -205,6 +206,11 @@ def _read_txt(file: Path) -> DataTable:
     lines = [line.removesuffix("\r") for line in read_utf8(file).split("\n")]
     lines = [line for line in lines if line.strip()]
     return MemoryTable(str(file), {"text": lines}, len(lines))
+
+
+def _read_fasta(file: Path) -> DataTable:
+    columns = fasta_columns(read_utf8(file), str(file))
+    return MemoryTable(str(file), columns, len(columns["id"]))
 
 
 def _read_jsonl(file: Path) -> DataTable:
@@ -384,4 +390,5 @@ _READERS: dict[str, Callable[[Path], DataTable]] = {
     ".json": _read_json,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
+    **dict.fromkeys(FASTA, _read_fasta),
 }

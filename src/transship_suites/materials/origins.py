@@ -27,6 +27,7 @@ _WORDNET = ("Debian package wordnet-base 3.0", "WordNet licence")
 _DATA: dict[str, tuple[str, str]] = {
     "ag_news": ("github.com/mhjabreel/CharCnn_Keras", "research, non-commercial"),
     "banking77": ("github.com/PolyAI-LDN/task-specific-datasets", "CC BY 4.0"),
+    "dna_splice": ("Debian package r-cran-mlbench (UCI, StatLog)", ""),
     "fashion_mnist": ("Debian package dataset-fashion-mnist", "MIT"),
     "gtsrb_32": ("github.com/krupallad09/Traffic_Sign", "CC0"),
     "ir_cisi-corpus": ("github.com/Shakiba-Alipour/Information-Retrieval-on-CISI", ""),

@@ -21,6 +21,7 @@ from transship.verbs.adapt.raw.fit import fit_raw
 from transship.verbs.adapt.rows.metrics import evaluate
 from transship.verbs.adapt.settings import COMMAND
 from transship_suites.materials.grids import base, grid_task, proxy
+from transship_suites.materials.symbols import symbol_task
 from transship_suites.materials.targets import Target, series_task
 from transship_suites.recraft import worth
 from transship_suites.recraft.declared import DEFAULT, EQUAL_TIME, HYBRID
@@ -38,6 +39,7 @@ TOLD: Mapping[str, Any] = {
 RAW = {
     "classification": ("constant", "logistic", "ridge", "rocket"),
     "dense": ("constant", "ridge", "rocket"),
+    "symbols": ("constant", "logistic", "ridge", "ngrams", "rocket", "forest"),
 }
 
 
@@ -135,9 +137,11 @@ def stage_one(log: list[dict[str, Any]]) -> dict[str, float]:
 
 def raw(task: Target, *, seed: int, kernels: int | None = None) -> Iterator[Measurement]:
     """Yield the raw baselines, fitted on the training rows alone, as rows of the table."""
-    for name in RAW[task.kind]:
+    tokens = task.settings.get("kind") == "tokens"
+    told: dict[str, Any] = {"seed": seed, "kernels": kernels, "classes": task.classes, "tokens": tokens}
+    for name in RAW["symbols" if tokens else task.kind]:
         start = time.process_time()
-        model = fit_raw(name, *task.train, task=task.kind, seed=seed, kernels=kernels, classes=task.classes)
+        model = fit_raw(name, *task.train, task=task.kind, **told)
         figures = scored(task, model.predict(task.test[0]), model.scores(task.test[0]))
         seconds = time.process_time() - start
         yield Measurement({"method": name}, {**figures, "seconds": seconds, "stage1_seconds": 0.0})
@@ -186,6 +190,14 @@ def measured_grid(case: Case, context: Context) -> Iterator[Measurement]:
         backbone = base(context, int(context.options["pretrain"]))
         settings["proxy"] = proxy()
     yield from measured(task, part, context, backbone=backbone, options={**own, "settings": settings})
+
+
+def measured_symbols(case: Case, context: Context) -> Iterator[Measurement]:
+    """Measure one part on one task of symbols: all parts of a seed share rows and first weights."""
+    name, part = str(case["task"]), str(case["part"])
+    own = context.options["variants"][case["variant"]]
+    task = symbol_task(name, rows=own["rows"], test=own["test"], seed=context.seed("rows", name) % 2**32)
+    yield from measured(task, part, context, backbone=case["backbone"], options=own)
 
 
 def measured(

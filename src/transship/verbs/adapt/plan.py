@@ -124,6 +124,10 @@ def make_plan(X: Any, y: Any, settings: Settings) -> AdaptPlan:  # noqa: N803
     _check_metric(metric, targets, split)
     _check_loss(loss, targets, split)
     backbone = open_backbone(settings.backbone, trust_remote_code=settings.trust_remote_code)
+    if settings.stem == "kmer" and inputs.kind != "tokens":
+        raise OptionError(
+            "k-mers are made of symbols", where="stem", fix="pass --kind tokens, or leave it out"
+        )
     options: Any = {"tokens": settings.tokens, "patch": settings.patch, "stem": settings.stem}
     shape = shape_for(backbone.theta, inputs.size, inputs.channels, **options)
     proxy = checked_proxy(settings.proxy, backbone) if method.needs_source else None

@@ -37,7 +37,8 @@ class Settings:
         kind: what inputs are; auto decides by the number of axes.
         tokens: cut a series, or a field before a text backbone, into at most this many tokens.
         patch: samples per token, or the side of a patch; by default --tokens decides.
-        stem: what a token sees of a series: its patch, also longer windows, or random convolutions.
+        stem: what a token sees of a series: its patch, also longer windows, random convolutions, or (of
+            symbols) k-mers.
         missing: refuse rows with NaN, or fill NaN with the channel's mean.
         predictor: a linear head, label transport (Λ over source labels), or a dense head without weights.
         base: the raw model that the network corrects: none, one by name, or the best (auto).
@@ -79,7 +80,7 @@ class Settings:
     kind: Kind = "auto"
     tokens: int = 32
     patch: int | None = None
-    stem: Literal["patch", "multiscale", "rocket"] = "patch"
+    stem: Literal["patch", "multiscale", "rocket", "kmer"] = "patch"
     missing: Missing = "refuse"
     predictor: Literal["linear", "transport", "pooled"] = "linear"
     base: Base = "none"

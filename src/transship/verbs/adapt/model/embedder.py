@@ -20,10 +20,11 @@ from transship.errors import OptionError
 from transship.verbs.adapt.model.backbone import Theta
 
 Kind = Literal["series", "grid"]
-Stem = Literal["patch", "multiscale", "rocket"]
+Stem = Literal["patch", "multiscale", "rocket", "kmer"]
 KERNELS, LENGTH = 256, 9  # of a random stem
 _BIAS_ROWS, _SCALE_ROWS = 64, 512  # training rows that give its biases, and the scale of its features
 _GOLDEN = (5**0.5 - 1) / 2
+MOST_KMERS = 1024  # channels of a stem of k-mers
 SCALES = (1, 2, 4)  # of a multi-scale stem: kernels so many times as long as the stride
 
 
@@ -58,7 +59,7 @@ class Shape(SavedShape):
         placed: whether positions are added.
         prefix: how many tokens stand before the patches.
         stem: `patch`: kernels as long as their stride; `multiscale`: longer ones beside them, summed;
-            `rocket`: random convolutions, pooled in every patch.
+            `rocket`: random convolutions, pooled in every patch; `kmer`: which symbols follow one another.
     """
 
     kind: Kind
@@ -87,7 +88,11 @@ class Embedder(nn.Module):
         self.shape = shape
         plane = nn.Conv1d if shape.kind == "series" else nn.Conv2d
         kernel: Any = shape.patch[0] if shape.kind == "series" else shape.patch
-        channels, self.stem = shape.channels, None
+        channels: int = shape.channels
+        self.stem: RandomStem | KmerStem | None = None
+        if shape.stem == "kmer":
+            self.stem = KmerStem(channels)
+            channels = self.stem.outputs
         if shape.stem == "rocket":
             self.stem = RandomStem(channels, shape.size[0], shape.patch[0])
             channels, kernel = self.stem.outputs, 1  # a patch is one place of the stem's outputs
@@ -167,7 +172,9 @@ def shape_for(
     backbone reads the patches of a field row by row.
     """
     if stem != "patch" and len(size) > 1:
-        raise OptionError(f"the {stem} stem is for series", where="stem", fix="choose patch")
+        what = f"the {stem} stem is for series, and these inputs are pictures or fields"
+        fix = "leave it out; random convolutions of pictures are the raw model `--base rocket`"
+        raise OptionError(what, where="stem", fix=fix)
     sides: tuple[int, ...]
     if len(size) == 1:
         samples, count = _series(theta, size[0], tokens, patch)
@@ -345,3 +352,41 @@ class RandomStem(nn.Module):
             cut = outputs.reshape(*outputs.shape[:2], -1, self.patch)
             parts += [(cut > 0).to(cut.dtype).mean(3), cut.amax(3)]
         return torch.cat(parts, 1)
+
+
+class KmerStem(nn.Module):
+    """Symbols, and beside each the k-mer that begins with it, as one-hot channels. Nothing here is trained.
+
+    A linear map of one-hot symbols adds up what each says alone; of k-mers it sees which follow one another.
+
+    Attributes:
+        k: symbols of a k-mer: three, or two where there are more than ten kinds.
+        outputs: channels that come out.
+    """
+
+    def __init__(self, symbols: int) -> None:
+        super().__init__()
+        self.symbols, self.k = symbols, 3 if symbols**3 <= MOST_KMERS else 2
+        if symbols**self.k > MOST_KMERS:
+            what = f"there are {symbols} symbols, and pairs of them are more than {MOST_KMERS} channels"
+            raise OptionError(what, where="stem", fix="leave it out, or number fewer kinds of symbols")
+        self.outputs = symbols + symbols**self.k
+
+    @torch.no_grad()
+    def forward(
+        self, values: Float[Tensor, "inputs symbols length"]
+    ) -> Float[Tensor, "inputs outputs length"]:
+        """Return the channels; where no whole k-mer begins, those of k-mers are zero."""
+        length = values.shape[2]
+        padded = functional.pad(values, (0, self.k - 1))
+        codes = values.new_zeros(len(values), length, dtype=torch.long)
+        whole = torch.ones_like(codes, dtype=torch.bool)
+        for step in range(self.k):
+            part = padded[:, :, step : step + length]
+            codes = codes * self.symbols + part.argmax(1)
+            whole &= part.sum(1) > 0.5
+        kmers = functional.one_hot(codes, self.symbols**self.k).to(values) * whole[:, :, None]
+        return torch.cat([values, kmers.transpose(1, 2)], 1)
+
+    def look_at(self, values: Float[Tensor, "rows symbols length"]) -> None:
+        """Take nothing from training rows: k-mers are counted by rule."""

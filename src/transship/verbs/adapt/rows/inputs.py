@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from transship.errors import DataError
 from transship.verbs.adapt.rows.metrics import as_numpy
+from transship.verbs.adapt.rows.symbols import Alphabet, is_one_hot, is_text
 from transship.verbs.adapt.settings import Kind, Missing
 
 MOST_SYMBOLS = 1024  # kinds of token ids: each is a channel
 _SHAPES = {
     "series": "[rows, length] or [rows, channels, length]",
     "grid": "[rows, height, width] or [rows, channels, height, width]",
-    "tokens": "whole numbers [rows, length]",
+    "tokens": "whole numbers [rows, length], text, or one-hot [rows, symbols, length]",
     "tabular": "[rows, features]",
 }
 
@@ -37,7 +38,7 @@ class Inputs:
         std: the same.
         missing: whether NaN are refused or filled with the channel's mean.
         tabular: whether columns have scales of their own.
-        symbols: of tokens that come as text, the letters in the order of their ids; empty for ids.
+        alphabet: of tokens that come as text; None for ids and one-hot channels.
     """
 
     kind: Literal["series", "grid", "tokens"]
@@ -47,16 +48,18 @@ class Inputs:
     std: NDArray[np.float32]
     missing: Missing = "refuse"
     tabular: bool = False
-    symbols: str = ""
+    alphabet: Alphabet | None = None
 
     @classmethod
     def fit(cls, values: Any, *, kind: Kind = "auto", missing: Missing = "refuse") -> Inputs:
         """Read the training rows: their kind, shape and scales."""
-        if kind == "tokens" and _is_text(values):
-            symbols = "".join(sorted(set("".join(map(str, values)))))
-            return replace(cls._fit_tokens(_spelled(values, symbols)), symbols=symbols)
+        if kind == "tokens" and is_text(values):
+            alphabet = Alphabet.of(values)
+            return replace(cls._fit_tokens(alphabet.ids(values)), alphabet=alphabet)
         array = _numbers(values)
         kind = _kind(array, kind)
+        if kind in ("series", "tokens") and is_one_hot(array, MOST_SYMBOLS):  # by any route the same
+            return cls._fit_tokens(array.argmax(1), array.shape[1])
         if kind == "tokens":
             return cls._fit_tokens(array)
         array = _with_channels(array, kind)
@@ -87,9 +90,9 @@ class Inputs:
         )
 
     @classmethod
-    def _fit_tokens(cls, array: NDArray[Any]) -> Inputs:
+    def _fit_tokens(cls, array: NDArray[Any], symbols: int = 0) -> Inputs:
         _check_tokens(array)
-        symbols = int(array.max()) + 1
+        symbols = symbols or int(array.max()) + 1
         if symbols > MOST_SYMBOLS:
             raise DataError(
                 f"token ids go up to {symbols - 1}, and each symbol is a channel (at most {MOST_SYMBOLS})",
@@ -108,8 +111,8 @@ class Inputs:
 
         A shape other than that of the training rows is refused.
         """
-        array = _spelled(values, self.symbols) if self.symbols else _numbers(values)
-        if self.kind == "tokens":
+        array = self.alphabet.ids(values, self.size[0]) if self.alphabet else _numbers(values)
+        if self.kind == "tokens" and array.ndim != 3:
             _check_tokens(array)
             if array.shape[1:] != self.size:
                 raise _other_shape(array.shape[1:], self.size)
@@ -137,7 +140,8 @@ class Inputs:
             "size": list(self.size),
             "missing": self.missing,
             "tabular": self.tabular,
-            "symbols": self.symbols,
+            "symbols": list(self.alphabet.names) if self.alphabet else [],
+            "words": self.alphabet is not None and self.alphabet.words,
         }
 
     @classmethod
@@ -151,28 +155,8 @@ class Inputs:
             std,
             facts["missing"],
             bool(facts["tabular"]),
-            facts.get("symbols", ""),
+            Alphabet(tuple(facts["symbols"]), bool(facts.get("words"))) if facts.get("symbols") else None,
         )
-
-
-def _is_text(values: Any) -> bool:
-    return len(values) > 0 and isinstance(values[0], str)
-
-
-def _spelled(values: Any, symbols: str) -> NDArray[np.int64]:
-    """Return the ids of texts of one length, letter by letter [rows, length]."""
-    if not _is_text(values):
-        raise DataError("inputs are no text, and the model reads symbols", where="X", fix="give text")
-    texts, codes = [str(value) for value in values], {symbol: place for place, symbol in enumerate(symbols)}
-    for row, text in enumerate(texts, 1):
-        unknown = next((symbol for symbol in text if symbol not in codes), None)
-        if unknown is not None:
-            what = f"row {row} has the symbol {unknown!r}, which did not occur in training"
-            raise DataError(what, where="X", fix="leave such rows out, or train on data that has them")
-        if len(text) != len(texts[0]):
-            what = f"row 1 has {len(texts[0])} symbols and row {row} has {len(text)}"
-            raise DataError(what, where="X", fix="cut or fill them up to one length")
-    return np.array([[codes[symbol] for symbol in text] for text in texts], np.int64)
 
 
 def _numbers(values: Any) -> NDArray[Any]:
@@ -194,7 +178,7 @@ def _numbers(values: Any) -> NDArray[Any]:
 
 
 def _kind(array: NDArray[Any], kind: Kind) -> Kind:
-    axes = {"series": (2, 3), "grid": (3, 4), "tokens": (2,), "tabular": (2,), "auto": (2, 3, 4)}[kind]
+    axes = {"series": (2, 3), "grid": (3, 4), "tokens": (2, 3), "tabular": (2,), "auto": (2, 3, 4)}[kind]
     if array.ndim not in axes:
         expected = _SHAPES.get(
             kind, "[rows, length], [rows, channels, length] or [rows, channels, height, width]"

@@ -53,7 +53,7 @@ def read_rows(
         raise DataError(
             f"it holds {dataset.kind}, which the backbone reads already",
             where=dataset.name,
-            fix="give series, arrays or images, or name their column with --column",
+            fix="give series, arrays or images, name their column (--column), or pass --kind tokens",
         )
     if needs_targets and dataset.labels is None:
         raise DataError("it has no targets", where=dataset.name, fix="name their column with --label")
@@ -126,10 +126,11 @@ def read_validation(reference: Any, train: Examples, **options: Any) -> Examples
 
 
 def _keys(rows: Examples) -> list[tuple[bytes, str]]:
-    """Return what each row is known by: its values in float32, and its target."""
+    """Return what each row is known by: its text or its values in float32, and its target."""
     if rows.inputs.dtype == object or rows.targets is None:  # ragged rows are refused where they are fitted
         return []
-    values = np.ascontiguousarray(rows.inputs, dtype=np.float32)
+    text = rows.inputs.dtype.kind == "U"
+    values = rows.inputs if text else np.ascontiguousarray(rows.inputs, dtype=np.float32)
     targets = [str(np.asarray(target).tolist()) for target in rows.targets]
     return [(value.tobytes(), target) for value, target in zip(values, targets, strict=True)]
 
