@@ -159,6 +159,22 @@ def test_symbols_may_come_as_text_and_the_advice_is_right(place: Path, tmp_path:
         run("predict", tmp_path / "out", tmp_path / "other.parquet")
 
 
+def test_sequences_of_a_fasta_file_are_symbols_and_kmers_may_begin_the_network(place: Path, tmp_path: Path):
+    generator = np.random.default_rng(0)
+    rows = ["".join(generator.choice(list("ACGT"), generator.integers(9, 13))) for _ in range(60)]
+    lines = [f">s{number} label={row[4]}\n{row}\n" for number, row in enumerate(rows)]
+    (tmp_path / "few.fasta").write_text("".join(lines[:40]))
+    (tmp_path / "held.fasta").write_text("".join(lines[40:]))
+    usual = ["--backbone", place / "bert", "--method", "nft", "--steps", 2, "--tokens", 12, "--stem", "kmer"]
+    data = ["--train", tmp_path / "few.fasta", "--validation", tmp_path / "held.fasta", "--kind", "tokens"]
+    done = run("fit", tmp_path / "out", *data, *usual)
+    assert done.exit_code == 0, done.output
+    predicted = run("predict", tmp_path / "out", tmp_path / "held.fasta", "--json")
+    assert json.loads(predicted.stdout)["rows"] == 20
+    with pytest.raises(TransshipError, match="stem: k-mers are made of symbols; pass --kind tokens"):
+        run("fit", tmp_path / "other", "--train", place / "waves.parquet", *usual)
+
+
 def test_the_page_has_all_pictures_of_the_paper(fitted: tuple[Path, Result]):
     html = (fitted[0].parent / "page.html").read_text()
     for each in (

@@ -67,6 +67,8 @@ def _trained(about: Mapping[str, Any]) -> dict[str, Any]:
         "accumulation": about.get("accumulation", 1),
         "learning_rate": about["rate"],
         "weight_decay": about["decay"],
+        "optimizer": about["optimizer"],
+        "momentum": 0.99,
         "omega": 0.3 if about["backbone"] == "swin" else 0.5,
         "warmup": min(1.0, 5 / about["epochs"]),
     }

@@ -10,7 +10,7 @@ from transship_suites.runner import Case, Context, Measurement, judge, load_suit
 from transship_suites.runner.context import Cache
 
 
-@pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
+@pytest.mark.parametrize("name", ["recraft-series", "recraft-grid", "recraft-symbols"])
 def test_every_scale_lists_each_case_once_and_the_core_rows_on_every_task(name: str):
     suite = load_suite(name)
     for scale in suite.scales.values():
@@ -50,7 +50,7 @@ def test_only_the_row_that_is_told_nothing_passes_for_the_default_of_adapt_fit()
     assert "The default of `adapt fit` is not measured" in grid.summary
 
 
-@pytest.mark.parametrize("name", ["recraft-series", "recraft-grid"])
+@pytest.mark.parametrize("name", ["recraft-series", "recraft-grid", "recraft-symbols"])
 def test_what_stage_one_does_otherwise_than_by_default_is_said(name: str):
     suite, default = load_suite(name), build_method("adapt", "recraft")
     for scale in set(suite.scales) - {"quick"}:

@@ -86,8 +86,8 @@ class AdaptPlan:
         Label transport begins where stage 1 ends, so stage 1 has a linear head.
         """
         targets, grid = self.targets, self.shape.grid
-        for _ in range(len(getattr(self.backbone.loaded.config, "depths", None) or [0]) - 1):
-            grid = (-(-grid[0] // 2), -(-grid[1] // 2))  # a Swin merges pairs of rows and columns
+        for _ in range(self.backbone.merges):
+            grid = (-(-grid[0] // 2), -(-grid[1] // 2))
         pooled = self.settings.predictor == "pooled"
         return HeadShape(
             "transport" if classes else "pooled" if pooled else "linear",

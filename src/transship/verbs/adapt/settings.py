@@ -53,7 +53,9 @@ class Settings:
         accumulation: batches whose gradients are added in one step.
         learning_rate: learning rate of the body.
         embedder_factor: how many times faster embedder and head learn.
-        weight_decay: AdamW's.
+        optimizer: the optimizer of stage 2.
+        momentum: the momentum of sgd.
+        weight_decay: the weight decay of the optimizer; only adamw keeps it apart from the gradient.
         warmup: share of the steps in which the rate rises.
         clip: largest gradient norm.
         patience: stop stage 2 after this many validations without a better one.
@@ -95,6 +97,8 @@ class Settings:
     accumulation: int = 1
     learning_rate: float = 2e-4
     embedder_factor: float = 10.0
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    momentum: float = setting(0.9, absent=True)
     weight_decay: float = setting(0.01, absent=True)
     warmup: float = setting(0.1, absent=True)
     clip: float = setting(1.0, absent=True)
@@ -124,6 +128,10 @@ class Settings:
         for name in ("learning_rate", "embedder_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise OptionError(f"it is {getattr(self, name)}", where=name, fix="give a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise OptionError(
+                f"it is {self.momentum}", where="momentum", fix="give a number from 0 to below 1"
+            )
         _check_omega(self.omega)
         if self.device != "auto":
             parallel.require_device(self.device)
@@ -145,7 +153,7 @@ class Settings:
         names = ("accumulation", "embedder_factor", "weight_decay", "warmup", "clip", "patience", "select")
         sizes = {"steps": self.stage_two_steps(rows), "batch": self.batch_rows(rows)}
         own = {name: getattr(self, name) for name in (*names, "lora_rank")}
-        return {**sizes, "rate": self.learning_rate, **own}
+        return {**sizes, "optimizer": self.optimizer, "rate": self.learning_rate, **own}
 
     def stage_two_steps(self, rows: int) -> int:
         """Return the steps of stage 2: as told, or so many passes over the rows."""

@@ -13,6 +13,8 @@ from torch import nn
 
 from transship.errors import CheckpointError
 from transship.verbs.adapt.model.backbone import Backbone, open_backbone
+from transship.verbs.adapt.model.embedder import shape_for
+from transship.verbs.adapt.model.network import new_embedder
 
 TEXT = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -24,11 +26,15 @@ def text_model(name: str) -> nn.Module:
             vocab_size=50, dim=16, n_layers=2, n_heads=2, hidden_dim=32
         )
     else:
-        config = getattr(transformers, f"{name}Config")(vocab_size=50, max_position_embeddings=40, **TEXT)
+        more = {"pad_token_id": 0} if name == "ModernBert" else {}
+        kind = getattr(transformers, f"{name}Config")
+        config = kind(vocab_size=50, max_position_embeddings=40, **TEXT, **more)
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
-@pytest.mark.parametrize("name", ["Bert", "Roberta", "MPNet", "DistilBert", "XLMRoberta", "Camembert"])
+@pytest.mark.parametrize(
+    "name", ["Bert", "Roberta", "MPNet", "DistilBert", "XLMRoberta", "Camembert", "ModernBert"]
+)
 def test_a_text_body_gives_the_models_own_states_from_its_own_embeddings(name: str):
     model = text_model(name)
     ids = torch.randint(4, 50, (3, 7))
@@ -64,35 +70,97 @@ def test_tokens_of_the_source_are_those_of_a_whole_pass(tiny_bert: Backbone, mon
         assert torch.equal(own_mask, mask)
 
 
-@pytest.mark.parametrize("name", ["vit", "swin"])
-def test_a_vision_body_gives_the_models_own_states(name: str):
+def vision_model(name: str) -> Any:
     torch.manual_seed(0)
-    model: Any
-    if name == "vit":
-        model = transformers.ViTModel(
-            transformers.ViTConfig(image_size=12, patch_size=4, num_channels=2, **TEXT)
+    picture = {"image_size": 16, "patch_size": 4, "num_channels": 2}
+    if name == "Swin":
+        stages = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+        return transformers.SwinModel(transformers.SwinConfig(**{**picture, "patch_size": 2}, **stages))
+    if name == "Sam2Vision":
+        inner = {"hidden_size": 8, "num_attention_heads": 1, "num_channels": 2, "image_size": [32, 32]}
+        inner |= {"blocks_per_stage": [1, 2, 1, 1], "embed_dim_per_stage": [8, 16, 32, 64]}
+        inner |= {"num_attention_heads_per_stage": [1, 2, 4, 8], "window_size_per_stage": [4, 2, 2, 2]}
+        inner |= {"global_attention_blocks": [2], "window_positional_embedding_background_size": [4, 4]}
+        config = transformers.Sam2VisionConfig(
+            backbone_config={"model_type": "sam2_hiera_det_model", **inner},
+            backbone_channel_list=[64, 32, 16, 8],
+            fpn_hidden_size=8,
         )
-    else:
-        model = transformers.SwinModel(
-            transformers.SwinConfig(
-                image_size=16,
-                patch_size=2,
-                num_channels=2,
-                embed_dim=8,
-                depths=[1, 1],
-                num_heads=[2, 2],
-                window_size=4,
-            )
-        )
+        config.image_size = 32
+        return transformers.Sam2VisionModel(config)
+    more = {} if name in ("ViT", "Dinov2") else {"num_register_tokens": 3}
+    config = getattr(transformers, f"{name}Config")(**picture, **TEXT, **more)
+    return getattr(transformers, f"{name}Model")(config)
+
+
+@pytest.mark.parametrize("name", ["ViT", "Swin", "Dinov2", "Dinov2WithRegisters", "DINOv3ViT", "Sam2Vision"])
+def test_a_vision_body_gives_the_models_own_states(name: str):
+    model = vision_model(name)
     backbone = open_backbone(model.eval())
     side = backbone.theta.image[0]
     pictures = [np.random.default_rng(0).normal(size=(2, side, side)).astype(np.float32)] * 3
     tokens, mask, states = backbone.source_pass(pictures)
-    grid = (side // model.config.patch_size,) * 2
+    patch = backbone.theta.patch_filter.shape[2]
+    grid = (side // patch,) * 2
     with torch.inference_mode():
         torch.testing.assert_close(backbone.body()(tokens, mask, grid), states)
     assert backbone.reads == "vision"
     assert backbone.width_out == states.shape[2]
+
+
+@pytest.mark.parametrize("name", ["Swin", "Dinov2WithRegisters", "DINOv3ViT", "Sam2Vision"])
+def test_the_embedder_starts_where_the_models_own_embedding_is(name: str):
+    """For pictures of the model's own size φ is θ; overlapping patches of a Hiera are made smaller."""
+    backbone = open_backbone(vision_model(name).eval())
+    side = backbone.theta.image[0]
+    shape = shape_for(backbone.theta, (side, side), 2, tokens=32)
+    pictures = torch.randn(2, 2, side, side)
+    tokens, _, _ = backbone.source_pass(list(pictures.numpy()))
+    with torch.inference_mode():
+        own = new_embedder(shape, backbone.theta, 0)(pictures)
+        assert own.shape == tokens.shape
+        if name != "Sam2Vision":
+            torch.testing.assert_close(own, tokens)
+        states = backbone.body()(own, None, shape.grid)
+    high, wide = (side_of // 2**backbone.merges for side_of in shape.grid)
+    assert states.shape[1:] == (shape.prefix + high * wide, backbone.width_out)
+
+
+def test_small_pictures_keep_their_size_before_a_hiera_up_to_whole_windows():
+    backbone = open_backbone(vision_model("Sam2Vision").eval())
+    shape = shape_for(backbone.theta, (28, 20), 1, tokens=32)
+    assert (shape.resize, shape.grid, shape.patch) == ((32, 32), (8, 8), (4, 4))
+
+
+def whisper() -> Any:
+    torch.manual_seed(0)
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {"d_model": 16, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 4}
+    config = transformers.WhisperConfig(
+        vocab_size=20,
+        pad_token_id=0,
+        encoder_layers=2,
+        decoder_layers=1,
+        max_source_positions=12,
+        **sizes,
+        **heads,
+    )
+    return transformers.WhisperModel(config).eval()
+
+
+def test_an_audio_body_gives_the_encoders_own_states_of_any_length():
+    model = whisper()
+    backbone = open_backbone(model)
+    assert (backbone.reads, backbone.width_out, len(backbone.theta.positions)) == ("audio", 16, 12)
+    sound = torch.randn(2, 4, 24)
+    tokens: list[torch.Tensor] = []
+    hook = model.encoder.layers[0].register_forward_pre_hook(lambda module, given: tokens.append(given[0]))
+    with torch.inference_mode():
+        expected = model.encoder(sound).last_hidden_state
+        hook.remove()
+        torch.testing.assert_close(backbone.body()(tokens[0]), expected)
+    assert backbone.body()(tokens[0][:, :5]).shape == (2, 5, 16)
+    assert not any("decoder" in name for name, _ in backbone.body().named_parameters())
 
 
 @pytest.mark.parametrize(("name", "first"), [("Bert", 0), ("Roberta", 2), ("MPNet", 2)])

@@ -15,7 +15,7 @@ from torch.nn.functional import conv1d
 
 from transship.errors import OptionError
 from transship.verbs.adapt.model.backbone import Backbone, Theta, open_backbone
-from transship.verbs.adapt.model.embedder import LENGTH, Embedder, RandomStem, Shape, shape_for
+from transship.verbs.adapt.model.embedder import LENGTH, Embedder, KmerStem, RandomStem, Shape, shape_for
 from transship.verbs.adapt.model.network import new_embedder
 
 
@@ -197,7 +197,26 @@ def test_the_stem_is_not_trained_and_the_map_behind_it_is(tiny_bert: Backbone):
     assert embedder.project.weight.grad is not None
 
 
+def test_a_stem_of_kmers_says_which_symbols_follow_one_another():
+    ids = torch.randint(0, 4, (5, 11), generator=torch.Generator().manual_seed(0))
+    values = functional.one_hot(ids, 4).float().transpose(1, 2)
+    channels = KmerStem(4)(functional.pad(values, (0, 2)))  # two places behind hold no symbol
+    assert torch.equal(channels[:, :4, :11], values)
+    assert channels[:, 4:].sum().item() == 5 * 9
+    for row, place in ((0, 0), (2, 5), (4, 8)):
+        first, second, third = ids[row, place : place + 3].tolist()
+        assert channels[row, 4:, place].argmax() == 16 * first + 4 * second + third
+
+
+def test_kmers_are_pairs_of_many_symbols_and_refused_of_more():
+    assert [KmerStem(symbols).k for symbols in (4, 10, 11, 32)] == [3, 3, 2, 2]
+    with pytest.raises(OptionError, match="stem: there are 33 symbols"):
+        KmerStem(33)
+
+
 @pytest.mark.parametrize("stem", ["multiscale", "rocket"])
 def test_fields_have_no_stem_but_patches(tiny_bert: Backbone, stem: Any):
-    with pytest.raises(OptionError, match=f"stem: the {stem} stem is for series; choose patch"):
+    with pytest.raises(
+        OptionError, match=f"stem: the {stem} stem is for series, .* leave it out; random conv"
+    ):
         shape_for(tiny_bert.theta, (12, 12), 1, tokens=16, stem=stem)

@@ -1,10 +1,10 @@
-"""The pretrained model in two parts: θ, its own embedding of words or patches, and the body that reads
-tokens.
+"""The pretrained model in two parts: θ, its own embedding of words, patches or sound, and the body behind it.
 
-The body starts from embedded tokens u [inputs, tokens, width], whatever made them: the module called
-`embeddings` is replaced by one that hands on what it is given. That works for every encoder of transformers
-that keeps its embeddings in a module of that name (BERT, RoBERTa, MPNet, DistilBERT, ViT, Swin and their
-kin), so there is no code per architecture; what a family needs besides is read from the module's own parts.
+The body starts from embedded tokens u [inputs, tokens, width], whatever made them: the *door*, the module
+that embeds, is replaced by one that hands on what it is given. A door is called `embeddings` (BERT, RoBERTa,
+ModernBERT, MPNet, DistilBERT, ViT, Swin, DINO and their kin) or `patch_embed` (the Hiera of SAM2), or is a
+pair of convolutions before a list of layers (the encoder of Whisper). What a family needs besides is read
+from the module's own parts, so there is no code per architecture.
 """
 
 import contextlib
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoModel
 
 from transship.activations import LoadedModel, load_model
@@ -26,27 +27,24 @@ from transship.activations.families import WINDOWED
 from transship.data import find_model
 from transship.errors import CheckpointError, OptionError
 
-Reads = Literal["text", "vision"]
+Reads = Literal["text", "vision", "audio"]
+KNOWN = "BERT, ModernBERT, RoBERTa, MPNet, DistilBERT, ViT, Swin, DINO, SAM2, Whisper or one of their kin"
 
 
 class _Given(nn.Module):
     """Stands where the embeddings were and hands on the tokens that are given."""
 
-    def __init__(self, patches: nn.Module | None, gridded: bool) -> None:
+    def __init__(self, original: nn.Module, form: Literal["tokens", "windows", "plane"]) -> None:
         super().__init__()
-        # ViT looks up the dtype of its patch filter before it calls the embeddings
-        object.__setattr__(self, "patch_embeddings", patches)
-        self.gridded, self.grid = gridded, (0, 0)
+        # vision models look up the dtype of their patch filter before they call the embeddings
+        object.__setattr__(self, "patch_embeddings", getattr(original, "patch_embeddings", None))
+        self.form, self.grid, self.tokens = form, (0, 0), torch.empty(0)
 
     def forward(self, *positional: Any, **named: Any) -> Any:
-        """Return the only tensor of floats among the arguments, with its grid where a body wants one."""
-        given = [*named.values(), *positional]
-        tokens = next(
-            part
-            for part in given
-            if isinstance(part, Tensor) and part.is_floating_point() and part.dim() == 3
-        )
-        return (tokens, self.grid) if self.gridded else tokens
+        """Return the tokens as they are, with their grid, or laid out on it, whatever the arguments."""
+        if self.form == "plane":
+            return self.tokens.reshape(len(self.tokens), *self.grid, -1)
+        return (self.tokens, self.grid) if self.form == "windows" else self.tokens
 
 
 class Body(nn.Module):
@@ -59,16 +57,20 @@ class Body(nn.Module):
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
-        holder, key = _embeddings_of(model, name)
-        original = getattr(holder, key)
-        config: Any = model.config
-        self.gridded = getattr(config, "model_type", "") in WINDOWED
-        self._given = [_Given(getattr(original, "patch_embeddings", None), self.gridded)]
-        setattr(holder, key, self._given[0])
-        if getattr(model, "pooler", None) is not None:
-            setattr(model, "pooler", None)  # noqa: B010 - mypy takes a module's attributes for modules
-        self.model = model
-        self.reads: Reads = "vision" if _first(original, nn.Conv2d) is not None else "text"
+        door = _door_of(model, name)
+        self.model: nn.Module = door.tower
+        self.reads: Reads = door.reads
+        self._given: list[_Given] = []
+        if door.key:
+            config: Any = door.tower.config
+            windowed = getattr(config, "model_type", "") in WINDOWED
+            form: Any = "plane" if door.key == _PLANE else "windows" if windowed else "tokens"
+            self._given.append(_Given(door.module, form))
+            setattr(door.holder, door.key, self._given[0])
+        patch = _first(door.module, nn.Conv2d)
+        self._picture = (1, (1, 1)) if patch is None else (patch.in_channels, tuple(patch.stride))
+        if getattr(self.model, "pooler", None) is not None:
+            setattr(self.model, "pooler", None)  # noqa: B010 - mypy takes a module's attributes for modules
         for parameter in self.parameters():
             parameter.requires_grad_(False)
         self.eval()
@@ -80,13 +82,72 @@ class Body(nn.Module):
         grid: tuple[int, int] | None = None,
     ) -> Float[Tensor, "inputs states out"]:
         """Return the last states; `mask` is False at padding, `grid` the rows and columns of patches."""
-        if self.reads == "text":
-            output = self.model(inputs_embeds=tokens, attention_mask=None if mask is None else mask.long())
-        else:
-            self._given[0].grid = grid or (1, tokens.shape[1])
-            output = self.model(pixel_values=tokens)
+        if self.reads == "audio":
+            return self._through_layers(tokens)
+        given = self._given[0]
+        given.tokens, given.grid = tokens, grid or (1, tokens.shape[1])
+        try:
+            if self.reads == "text":
+                whole = None if mask is None else mask.long()
+                output = self.model(inputs_embeds=tokens, attention_mask=whole)
+            else:  # of the picture, only its size counts
+                channels, sides = self._picture
+                size = [len(tokens), channels, *(n * side for n, side in zip(given.grid, sides, strict=True))]
+                output = self.model(pixel_values=tokens.new_zeros(1).expand(size))
+        finally:
+            given.tokens = torch.empty(0)
         states: Tensor = output.last_hidden_state
+        return states.flatten(1, 2) if states.dim() == 4 else states
+
+    def _through_layers(self, tokens: Tensor) -> Tensor:
+        """Return the states of an encoder that only takes whole recordings, run layer by layer."""
+        encoder: Any = self.model
+        for layer in encoder.layers:
+            output = layer(tokens, None)
+            tokens = output[0] if isinstance(output, tuple) else output
+        states: Tensor = encoder.layer_norm(tokens)
         return states
+
+
+@dataclass(frozen=True, eq=False)
+class _Door:
+    """Where a model embeds its inputs.
+
+    Attributes:
+        tower: the part of the model that goes from inputs to states.
+        holder: the module that has the door; `key` is its attribute, empty for the pair of convolutions.
+        module: what embeds.
+        reads: what it was trained on.
+    """
+
+    tower: nn.Module
+    holder: nn.Module
+    key: str
+    module: nn.Module
+    reads: Reads
+
+
+_PLANE, _SOUND = "patch_embed", ("conv1", "conv2", "embed_positions", "layers", "layer_norm")
+
+
+def _door_of(model: nn.Module, name: str) -> _Door:
+    """Return the shallowest door of the model."""
+    for path, holder in sorted(model.named_modules(), key=lambda pair: pair[0].count(".") + bool(pair[0])):
+        del path
+        if all(isinstance(getattr(holder, part, None), nn.Module) for part in _SOUND):
+            return _Door(holder, holder, "", holder, "audio")
+        for key in ("embeddings", _PLANE):
+            module = getattr(holder, key, None)
+            if isinstance(module, nn.Module):
+                vision = _first(module, nn.Conv2d) is not None or isinstance(module, _Given)
+                return _Door(
+                    holder if key == _PLANE else model, holder, key, module, "vision" if vision else "text"
+                )
+    raise CheckpointError(
+        f"{type(model).__name__} has no module that embeds and that other tokens could stand for",
+        where=name,
+        fix=f"choose {KNOWN}",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +164,9 @@ class Theta:
         patch_filter: [width, channels, height, width of a patch], or None for text.
         patch_bias: [width], or None.
         image: the picture's (height, width) that it was trained on, or None.
+        reads: what the encoder was trained on.
+        window: sides of the grid of patches are multiples of this, and pictures keep their own size; 0 where
+            pictures are brought to `image`.
     """
 
     width: int
@@ -114,6 +178,8 @@ class Theta:
     patch_filter: Tensor | None
     patch_bias: Tensor | None
     image: tuple[int, int] | None
+    reads: Reads = "text"
+    window: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,14 +199,27 @@ class Backbone:
     @property
     def reads(self) -> Reads:
         """What it was trained on."""
-        return "text" if self.theta.patch_filter is None else "vision"
+        return self.theta.reads
+
+    @cached_property
+    def config(self) -> Any:
+        """The config of the part that goes from inputs to states."""
+        return _door_of(self.loaded.model, self.name).tower.config
 
     @property
     def width_out(self) -> int:
         """The width of its states (a Swin's differ from its tokens)."""
-        config = self.loaded.config
-        width: Any = getattr(config, "hidden_size", None) or getattr(config, "dim", self.theta.width)
-        return int(width)
+        stages = getattr(self.config, "embed_dim_per_stage", None)  # of a Hiera
+        width: Any = getattr(self.config, "hidden_size", None) or getattr(
+            self.config, "dim", self.theta.width
+        )
+        return int(stages[-1] if stages else width)
+
+    @property
+    def merges(self) -> int:
+        """How often the body merges pairs of rows and of columns of its grid (Swin, Hiera)."""
+        stages = getattr(self.config, "depths", None) or getattr(self.config, "blocks_per_stage", None)
+        return len(stages or [0]) - 1
 
     @cached_property
     def fingerprint(self) -> str:
@@ -153,7 +232,11 @@ class Backbone:
 
     def body(self) -> Body:
         """Return a body of its own with the pretrained weights."""
-        return Body(_without_words(self.loaded.model, self.name), self.name)
+        door = _door_of(self.loaded.model, self.name)
+        # what embeds is shared and not copied
+        shared = {id(door.module): door.module} if door.key else {}
+        whole = door.tower if door.tower is door.holder else self.loaded.model
+        return Body(copy.deepcopy(whole, shared), self.name)
 
     def scratch_body(self, seed: int) -> Body:
         """Return the same body with random weights, as its own class draws them."""
@@ -165,7 +248,8 @@ class Backbone:
     def source_pass(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Return (u [inputs, tokens, width], mask [inputs, tokens], states) of the backbone's own data."""
         tokens, mask, output = self._run(inputs, whole=True)
-        return tokens, mask, output.last_hidden_state
+        states: Tensor = output.last_hidden_state
+        return tokens, mask, states.flatten(1, 2) if states.dim() == 4 else states
 
     def source_tokens(self, inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Return (u, mask) alone: the embedding runs, and the body behind it does not."""
@@ -175,15 +259,14 @@ class Backbone:
     @torch.inference_mode()
     def _run(self, inputs: Sequence[Any], *, whole: bool) -> tuple[Tensor, Tensor, Any]:
         """Return (u, mask, output of the model); without `whole` the pass ends where the body would begin."""
-        holder, key = _embeddings_of(self.loaded.model, self.name)
-        embedded: list[Any] = []
+        door, embedded = _door_of(self.loaded.model, self.name), list[Any]()
 
         def seen(module: nn.Module, given: Any, output: Any) -> None:
             embedded.append(output)
             if not whole:
                 raise _Embedded
 
-        hook, output = getattr(holder, key).register_forward_hook(seen), None
+        hook, output = door.module.register_forward_hook(seen), None
         batch = self.loaded.preprocess(inputs)
         try:
             with contextlib.suppress(_Embedded):
@@ -193,6 +276,7 @@ class Backbone:
         if not embedded:
             raise CheckpointError("its embedding never runs", where=self.name, fix="choose another backbone")
         tokens = embedded[0][0] if isinstance(embedded[0], tuple) else embedded[0]
+        tokens = tokens.flatten(1, 2) if tokens.dim() == 4 else tokens
         given = batch.inputs.get("attention_mask")
         mask = torch.ones(tokens.shape[:2], dtype=torch.bool) if given is None else given.bool()
         return tokens, mask.to(tokens.device), output
@@ -214,89 +298,89 @@ def open_backbone(reference: Any, *, trust_remote_code: bool = False) -> Backbon
         raise CheckpointError(
             "it is no transformers encoder", where=loaded.name, fix="give a model folder such as BERT's"
         )
-    if loaded.encoder_decoder or loaded.causal:
+    sound = _door_of(loaded.model, loaded.name).reads == "audio" if loaded.encoder_decoder else False
+    if (loaded.encoder_decoder and not sound) or loaded.causal:
         raise CheckpointError(
             f"a {loaded.config.model_type} is a decoder, and adapt needs an encoder",
             where=loaded.name,
-            fix="choose BERT, RoBERTa, MPNet, DistilBERT, ViT, Swin or one of their kin",
+            fix=f"choose {KNOWN}",
         )
     return Backbone(str(reference) if by_name else loaded.name, loaded, _theta(loaded))
 
 
 def _theta(loaded: LoadedModel) -> Theta:
-    holder, key = _embeddings_of(loaded.model, loaded.name)
-    module = getattr(holder, key)
+    door = _door_of(loaded.model, loaded.name)
+    module, config = door.module, door.tower.config
+    if door.reads == "audio":
+        places = cast(nn.Embedding, module.embed_positions).weight.detach()
+        width = places.shape[1]
+        return Theta(
+            width, None, None, 1e-5, places.clone(), torch.zeros(0, width), None, None, None, "audio"
+        )
     norm, patch = _first(module, nn.LayerNorm), _first(module, nn.Conv2d)
-    words = getattr(module, "word_embeddings", None)
-    prefix_parts = [
-        part[0].detach()
-        for part in (getattr(module, name, None) for name in ("cls_token", "distillation_token"))
-        if part is not None
-    ]
-    positions = getattr(module, "position_embeddings", None)
-    table: Tensor | None
-    if isinstance(positions, nn.Embedding):
-        # RoBERTa and MPNet count positions from behind the padding index
-        first = 0 if positions.padding_idx is None else positions.padding_idx + 1
-        table = positions.weight.detach()[first:]
-    else:
-        table = None if positions is None else positions.detach()[0]
-    count = sum(len(part) for part in prefix_parts)
+    words = getattr(module, "word_embeddings", None) or _first(module, nn.Embedding)
     width = int(patch.out_channels if patch is not None else words.embedding_dim if words is not None else 0)
-    prefix = torch.cat(prefix_parts) if prefix_parts else torch.zeros(0, width)
-    if table is not None and count and patch is not None:
-        prefix, table = prefix + table[:count], table[count:]
-    if not width or width != _body_width(loaded, width):
+    prefix, table = _places(module, width, vision=patch is not None)
+    if not width or width != _body_width(config, width):
         raise CheckpointError(
             "its embeddings have another width than its blocks, or none that can be seen",
             where=loaded.name,
-            fix="choose BERT, RoBERTa, MPNet, DistilBERT, ViT, Swin or one of their kin",
+            fix=f"choose {KNOWN}",
         )
     size = getattr(loaded.config, "image_size", None) if patch is not None else None
     image = None if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
+    windows = getattr(config, "window_size_per_stage", None)
     return Theta(
         width,
         None if norm is None else norm.weight.detach().clone(),
-        None if norm is None else norm.bias.detach().clone(),
+        None if norm is None or norm.bias is None else norm.bias.detach().clone(),
         1e-5 if norm is None else float(norm.eps),
         None if table is None else table.clone(),
         prefix.clone(),
-        None if patch is None else patch.weight.detach().clone(),
+        None if patch is None else _strided(patch),
         None if patch is None or patch.bias is None else patch.bias.detach().clone(),
         image,
+        door.reads,
+        int(windows[0]) if windows and door.key == _PLANE else 0,
     )
 
 
-def _body_width(loaded: LoadedModel, width: int) -> int:
-    config = loaded.config
+def _strided(patch: nn.Conv2d) -> Tensor:
+    """Return the filter of a patch as long as its stride: overlapping ones are made smaller."""
+    weight = patch.weight.detach()
+    if tuple(weight.shape[2:]) == tuple(patch.stride):
+        return weight.clone()
+    share = weight.shape[2] * weight.shape[3] / (patch.stride[0] * patch.stride[1])
+    sides: Any = patch.stride
+    return share * functional.interpolate(weight, sides, mode="bilinear", align_corners=False)
+
+
+def _places(module: nn.Module, width: int, *, vision: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the tokens that stand before the patches, positions added, and the positions behind them."""
+    parts = [
+        [part[0].detach() for name in names if isinstance(part := getattr(module, name, None), Tensor)]
+        for names in (("cls_token", "distillation_token"), ("register_tokens",))
+    ]
+    first, registers = (torch.cat(some) if some else torch.zeros(0, width) for some in parts)
+    positions = getattr(module, "position_embeddings", None)
+    table: Tensor | None = None
+    if isinstance(positions, nn.Embedding):
+        # RoBERTa and MPNet count positions from behind the padding index
+        behind = 0 if positions.padding_idx is None else positions.padding_idx + 1
+        table = positions.weight.detach()[behind:]
+    elif positions is not None:
+        table = positions.detach()[0]
+    if table is not None and len(first) and vision:  # registers have no place of their own
+        first, table = first + table[: len(first)], table[len(first) :]
+    return torch.cat([first, registers]), table
+
+
+def _body_width(config: Any, width: int) -> int:
     for name in ("embed_dim", "hidden_size", "dim"):  # a Swin's first stage is narrower than its last
         width_there = getattr(config, name, None)
         if isinstance(width_there, int):
             return width_there
     return width
-
-
-def _embeddings_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that holds `embeddings`, and the attribute's name: the shallowest of the model."""
-    paths = sorted(
-        (path for path, _ in model.named_modules() if path.rpartition(".")[2] == "embeddings"),
-        key=lambda path: path.count("."),
-    )
-    if not paths:
-        raise CheckpointError(
-            f"{type(model).__name__} has no module `embeddings` that other tokens could stand for",
-            where=name,
-            fix="choose BERT, RoBERTa, MPNet, DistilBERT, ViT, Swin or one of their kin",
-        )
-    parent, _, key = paths[0].rpartition(".")
-    return model.get_submodule(parent), key
-
-
-def _without_words(model: nn.Module, name: str) -> nn.Module:
-    """Return a deep copy of the model whose table of words is shared and not copied."""
-    holder, key = _embeddings_of(model, name)
-    original = getattr(holder, key)
-    return copy.deepcopy(model, {id(original): original})
 
 
 def _first(module: nn.Module, kind: type[nn.Module]) -> Any:

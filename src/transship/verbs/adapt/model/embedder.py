@@ -145,7 +145,8 @@ class Embedder(nn.Module):
         """Take over what the pretrained embedding has: norm, positions, class token, patch filter."""
         if theta.norm_weight is not None and isinstance(self.norm, nn.LayerNorm):
             self.norm.weight.copy_(theta.norm_weight)
-            self.norm.bias.copy_(theta.norm_bias)  # type: ignore[arg-type]
+            if theta.norm_bias is not None:
+                self.norm.bias.copy_(theta.norm_bias)
         if self.positions is not None and theta.positions is not None:
             self.positions.copy_(_positions(theta, self.shape))
         if self.prefix is not None:
@@ -185,6 +186,10 @@ def shape_for(
     else:
         sides = tuple(theta.patch_filter.shape[2:]) if patch is None else (patch, patch)
         resize = theta.image if patch is None else None
+        if theta.window:  # pictures keep their size, up to whole windows
+            steps = (side * theta.window for side in sides)
+            high, wide = (-(-length // step) * step for length, step in zip(size, steps, strict=True))
+            resize = (high, wide)
         grid, prefix = _cut(resize or size, sides), len(theta.prefix)
     return Shape(
         "series" if len(size) == 1 else "grid",

@@ -14,7 +14,7 @@ from transship.errors import MissingError
 from transship.verbs.adapt.model.backbone import Body, Theta
 from transship.verbs.adapt.model.embedder import Embedder, SavedShape, Shape
 
-Part = Literal["embedder", "body", "head"]
+Part = Literal["embedder", "body", "head", "norms"]  # norms: of the body, alone
 PARTS: tuple[Part, ...] = ("embedder", "body", "head")
 Predictor = Literal["linear", "transport", "pooled"]
 FORWARD_ROWS = 64  # rows that run at once
@@ -53,11 +53,16 @@ class AdaptedNetwork(nn.Module):
         for part in PARTS:
             for parameter in getattr(self, part).parameters():
                 parameter.requires_grad_(False)
-        return [parameter for part in PARTS if part in parts for parameter in self._open(part)]
+        every: tuple[Part, ...] = (*PARTS, "norms")
+        return [parameter for part in every if part in parts for parameter in self._open(part)]
 
     def _open(self, part: Part) -> Iterator[nn.Parameter]:
         adapters = [p for name, p in self.body.named_parameters() if "lora_" in name]
-        parameters = adapters if part == "body" and adapters else list(getattr(self, part).parameters())
+        if part == "norms":
+            norms = [module for module in self.body.modules() if type(module).__name__.endswith("Norm")]
+            parameters = [parameter for norm in norms for parameter in norm.parameters()]
+        else:
+            parameters = adapters if part == "body" and adapters else list(getattr(self, part).parameters())
         for parameter in parameters:
             parameter.requires_grad_(True)
             yield parameter

@@ -164,6 +164,12 @@ def _read_proxy(proxy: Any, backbone: Backbone) -> Dataset:
             where="proxy",
             fix="name one, or choose a method without (nft, warm, frozen, linear, scratch)",
         )
+    if backbone.reads == "audio":
+        raise OptionError(
+            f"no source of sound can be read for {backbone.name}",
+            where="proxy",
+            fix="choose a method without a source (nft, warm, frozen, linear, scratch)",
+        )
     kind: Any = "text" if backbone.reads == "text" else "image"
     if proxy != "auto":
         files = data_files(proxy)

@@ -295,10 +295,12 @@ def _weights(
 ) -> dict[str, Tensor]:
     """Return what a checkpoint holds beside the state: weights, moments, and what the objective keeps."""
     parts: list[Part] = ["embedder", "head"]
-    parts += ["body"] if "body" in run.phase.trains else []
+    parts += ["body"] if {"body", "norms"} & run.phase.trains else []
     tensors = {f"network.{name}": value for name, value in weights_of(network, parts).items()}
     for number, moments in optimiser.state_dict()["state"].items():
         for name, value in moments.items():
+            if value is None:  # sgd without momentum
+                continue
             tensors[f"optimiser.{number}.{name}"] = (
                 value if isinstance(value, Tensor) else torch.tensor(value)
             )

@@ -223,8 +223,8 @@ def stage_two(
     run = PhaseRun(
         Phase("stage 2", steps, settings.learning_rate, batch, method.objective, parts),
         number,
-        _groups(network, settings),
-        partial(torch.optim.AdamW, weight_decay=settings.weight_decay),
+        _groups(network, settings, parts),
+        _optimizer(settings),
         settings.accumulation,
         partial(_schedule, steps, max(1, round(settings.warmup * steps))),
         settings.clip,
@@ -248,6 +248,15 @@ def stage_two(
     return replace(state, best={}, kept={})
 
 
+def _optimizer(settings: Settings) -> Callable[..., torch.optim.Optimizer]:
+    """Return the optimizer of stage 2, which takes groups of parameters."""
+    decay = settings.weight_decay
+    if settings.optimizer == "sgd":
+        return partial(torch.optim.SGD, momentum=settings.momentum, weight_decay=decay)
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return partial(kind, weight_decay=decay)
+
+
 def _schedule(steps: int, rising: int, step: int) -> float:
     """Return the factor of the rates at a step: it rises, and then falls to zero in a line."""
     if step < rising:
@@ -262,11 +271,12 @@ def _start_transport(problem: LearningProblem, head: TransportHead) -> None:
     head.start(problem.known.weight, problem.known.bias, plan)
 
 
-def _groups(network: AdaptedNetwork, settings: Settings) -> list[dict[str, Any]]:
+def _groups(network: AdaptedNetwork, settings: Settings, parts: frozenset[Part]) -> list[dict[str, Any]]:
     """Return what learns, part by part, with its rate."""
     groups = []
     for part in PARTS:
-        factor = 1.0 if part == "body" else settings.embedder_factor
+        slow = part == "body" and "norms" not in parts  # norms alone are as new as an embedder
+        factor = 1.0 if slow else settings.embedder_factor
         if learning := _learning(network, part):
             groups.append({"params": learning, "lr": settings.learning_rate * factor})
     return groups
