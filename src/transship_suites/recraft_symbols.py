@@ -175,7 +175,7 @@ suite = Suite(
             options={
                 "variants": {
                     "240": _variant(
-                        240, ["splice", "automata"], {BACKBONE: ("nft", "recraft", "scratch")}, steps=40
+                        240, ["splice", "automata"], {BACKBONE: ("nft", "recraft", "fa", "fa-warm")}, steps=40
                     )
                 }
             },

@@ -54,6 +54,7 @@ def sites(folder: Path) -> object:
         {"max_position_embeddings": 10**12},
         {"text_config": {"n_layers": 10**8}},
         {"depths": [2, 10**8]},
+        {"blocks_per_stage": [2, 10**8]},
     ],
     ids=str,
 )
@@ -67,6 +68,10 @@ def test_a_config_larger_than_its_file_is_refused_at_once(
 
 def test_what_builds_nothing_may_be_large(changed: Damage):
     assert sites(changed(rope_theta=10**12, max_position_embeddings=10**7, initializer_factor=1e30))
+
+
+def test_the_width_of_a_stage_is_no_number_of_stages(changed: Damage):
+    assert sites(changed(embed_dim_per_stage=[96, 768]))
 
 
 @pytest.mark.parametrize(

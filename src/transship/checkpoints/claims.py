@@ -18,7 +18,7 @@ from transship.checkpoints.weightfile import quote
 from transship.errors import CheckpointError
 
 # how many modules there are: no more than tensors, and few families share one between many
-_COUNTS = re.compile(r"layers?$|blocks?$|depths?$|stages?$|towers?$|^n_layer")
+_COUNTS = re.compile(r"layers?$|blocks?(_per_stage)?$|depths?$|(?<!_per_)stages?$|towers?$|^n_layer")
 # how long a side of a tensor is, or a list of names
 _SIDES = re.compile(r"size|dim|width|channels|hidden|labels|experts|heads|vocab|d_model|d_ff|n_embd|n_head")
 # numbers that nothing is built by

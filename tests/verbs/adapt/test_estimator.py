@@ -235,6 +235,9 @@ def test_advice_needs_a_difference_that_chance_seldom_makes():
         ({"device": f"cuda:{torch.cuda.device_count()}"}, "this machine has no cuda:"),
         ({"embedder_factor": 0.0}, "embedder_factor: it is 0.0"),
         ({"stem": "forest"}, "stem: it is 'forest'"),
+        ({"stem": "kmer"}, "stem: k-mers are made of symbols"),
+        ({"optimizer": "lion"}, "optimizer: it is 'lion'; choose adamw, adam, sgd"),
+        ({"momentum": 1.0}, "momentum: it is 1.0"),
         ({"task": "ranking"}, "task: it is 'ranking'; choose auto, classification"),
     ],
 )

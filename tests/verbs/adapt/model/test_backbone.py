@@ -77,7 +77,7 @@ def vision_model(name: str) -> Any:
         stages = {"embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
         return transformers.SwinModel(transformers.SwinConfig(**{**picture, "patch_size": 2}, **stages))
     if name == "Sam2Vision":
-        inner = {"hidden_size": 8, "num_attention_heads": 1, "num_channels": 2, "image_size": [32, 32]}
+        inner = {"hidden_size": 8, "num_attention_heads": 1, "num_channels": 3, "image_size": [32, 32]}
         inner |= {"blocks_per_stage": [1, 2, 1, 1], "embed_dim_per_stage": [8, 16, 32, 64]}
         inner |= {"num_attention_heads_per_stage": [1, 2, 4, 8], "window_size_per_stage": [4, 2, 2, 2]}
         inner |= {"global_attention_blocks": [2], "window_positional_embedding_background_size": [4, 4]}
@@ -98,7 +98,8 @@ def test_a_vision_body_gives_the_models_own_states(name: str):
     model = vision_model(name)
     backbone = open_backbone(model.eval())
     side = backbone.theta.image[0]
-    pictures = [np.random.default_rng(0).normal(size=(2, side, side)).astype(np.float32)] * 3
+    channels = backbone.theta.patch_filter.shape[1]
+    pictures = [np.random.default_rng(0).random((channels, side, side)).astype(np.float32)] * 3
     tokens, mask, states = backbone.source_pass(pictures)
     patch = backbone.theta.patch_filter.shape[2]
     grid = (side // patch,) * 2
@@ -113,8 +114,9 @@ def test_the_embedder_starts_where_the_models_own_embedding_is(name: str):
     """For pictures of the model's own size φ is θ; overlapping patches of a Hiera are made smaller."""
     backbone = open_backbone(vision_model(name).eval())
     side = backbone.theta.image[0]
-    shape = shape_for(backbone.theta, (side, side), 2, tokens=32)
-    pictures = torch.randn(2, 2, side, side)
+    channels = backbone.theta.patch_filter.shape[1]
+    shape = shape_for(backbone.theta, (side, side), channels, tokens=32)
+    pictures = torch.rand(2, channels, side, side)
     tokens, _, _ = backbone.source_pass(list(pictures.numpy()))
     with torch.inference_mode():
         own = new_embedder(shape, backbone.theta, 0)(pictures)

@@ -99,6 +99,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "recraft": {"fa_steps": 12, "fld_steps": 8},
     "fa-warm": {"fa_steps": 6, "steps": 12},
     "pare": {},
+    "nft": {},
+    "fpt": {},
 }
 
 
@@ -115,6 +117,9 @@ class Stopped(Exception):  # noqa: N818 - not an error of the program
         ("recraft", "stage 2", 5, {"predictor": "transport", "freeze_embedder": True, "lora_rank": 2}),
         ("pare", "stage 2", 4, {}),
         ("fa-warm", "warm", 9, {}),
+        ("nft", "stage 2", 5, {"optimizer": "sgd", "momentum": 0.99, "learning_rate": 1e-3}),
+        ("nft", "stage 2", 5, {"optimizer": "sgd", "momentum": 0.0}),
+        ("fpt", "stage 2", 5, {"optimizer": "adam"}),
     ],
 )
 def test_a_fit_broken_off_in_any_phase_goes_on_to_the_same_bytes(

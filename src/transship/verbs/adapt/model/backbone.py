@@ -327,7 +327,8 @@ def _theta(loaded: LoadedModel) -> Theta:
             where=loaded.name,
             fix=f"choose {KNOWN}",
         )
-    size = getattr(loaded.config, "image_size", None) if patch is not None else None
+    sizes = [getattr(part, "image_size", None) for part in (loaded.config, config)]
+    size = (sizes[0] or sizes[1]) if patch is not None else None
     image = None if size is None else (size, size) if isinstance(size, int) else (size[0], size[1])
     windows = getattr(config, "window_size_per_stage", None)
     return Theta(
