@@ -138,10 +138,10 @@ def stage_one(log: list[dict[str, Any]]) -> dict[str, float]:
 def raw(task: Target, *, seed: int, kernels: int | None = None) -> Iterator[Measurement]:
     """Yield the raw baselines, fitted on the training rows alone, as rows of the table."""
     tokens = task.settings.get("kind") == "tokens"
-    told: dict[str, Any] = {"seed": seed, "kernels": kernels, "classes": task.classes, "tokens": tokens}
+    options: dict[str, Any] = {"seed": seed, "kernels": kernels, "classes": task.classes, "tokens": tokens}
     for name in RAW["symbols" if tokens else task.kind]:
         start = time.process_time()
-        model = fit_raw(name, *task.train, task=task.kind, **told)
+        model = fit_raw(name, *task.train, task=task.kind, **options)
         figures = scored(task, model.predict(task.test[0]), model.scores(task.test[0]))
         seconds = time.process_time() - start
         yield Measurement({"method": name}, {**figures, "seconds": seconds, "stage1_seconds": 0.0})

@@ -104,10 +104,10 @@ def whisper() -> Any:
 
 def hiera() -> Any:
     inner: dict[str, Any] = {"hidden_size": 8, "image_size": [32, 32], "blocks_per_stage": [1, 2, 1, 1]}
-    inner |= {"embed_dim_per_stage": [8, 16, 16, 16], "num_attention_heads_per_stage": [1, 2, 2, 2]}
+    inner |= {"embed_dim_per_stage": [8, 16, 32, 64], "num_attention_heads_per_stage": [1, 2, 2, 2]}
     inner |= {"window_size_per_stage": [4, 2, 2, 2], "window_positional_embedding_background_size": [4, 4]}
     inner |= {"model_type": "sam2_hiera_det_model", "global_attention_blocks": [2], "num_attention_heads": 1}
-    channels = [16, 16, 16, 8]
+    channels = [64, 32, 16, 8]
     about = {"backbone_channel_list": channels, "fpn_hidden_size": 8}
     config = transformers.Sam2VisionConfig(backbone_config=inner, **about)
     return transformers.Sam2VisionModel(config).eval()

@@ -10,6 +10,7 @@ from the module's own parts, so there is no code per architecture.
 import contextlib
 import copy
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -165,8 +166,8 @@ class Theta:
         patch_bias: [width], or None.
         image: the picture's (height, width) that it was trained on, or None.
         reads: what the encoder was trained on.
-        window: sides of the grid of patches are multiples of this, and pictures keep their own size; 0 where
-            pictures are brought to `image`.
+        window: sides of the grid of patches are multiples of this (whole windows, in every stage), and
+            pictures keep their own size; 0 where pictures are brought to `image`.
     """
 
     width: int
@@ -342,7 +343,7 @@ def _theta(loaded: LoadedModel) -> Theta:
         None if patch is None or patch.bias is None else patch.bias.detach().clone(),
         image,
         door.reads,
-        int(windows[0]) if windows and door.key == _PLANE else 0,
+        math.lcm(int(windows[0]), 2 ** (len(windows) - 1)) if windows and door.key == _PLANE else 0,
     )
 
 
