@@ -316,7 +316,7 @@ def _fitting_bytes(inputs: Array, settings: CommandSettings) -> int:
     """
     model = Footprint.of(str(find_model(str(settings.backbone))))
     tokens = None if inputs.ndim == 4 else settings.tokens + 2
-    rows = 4 * max(4 * inputs.size, inputs.nbytes) + len(inputs) * _BASELINE
+    rows = 4 * (inputs.nbytes if inputs.dtype.kind == "U" else 4 * inputs.size) + len(inputs) * _BASELINE
     return rows + 3 * model.weights + model.training(settings.batch_rows(len(inputs)), tokens)
 
 
