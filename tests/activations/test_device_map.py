@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import tokenizers
     import transformers
 
-    output = tmp_path_factory.mktemp("maps")
+    place = tmp_path_factory.mktemp("maps")
     words = {word: row for row, word in enumerate(["[PAD]", "[UNK]", *"abcdefghijklmnop"])}
     plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -39,16 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(seed)
         sizes = {"hidden_size": width, "intermediate_size": 2 * width, "vocab_size": 18, "num_labels": 3}
         model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **sizes))
-        model.save_pretrained(output / name)
-        reader.save_pretrained(output / name)
+        model.save_pretrained(place / name)
+        reader.save_pretrained(place / name)
         if name == "a":
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.01 * torch.randn(parameter.shape))
-            model.save_pretrained(output / "tuned")
-            reader.save_pretrained(output / "tuned")
-    (output / "texts.txt").write_text("\n".join(sentences()))
-    return output
+            model.save_pretrained(place / "tuned")
+            reader.save_pretrained(place / "tuned")
+    (place / "texts.txt").write_text("\n".join(sentences()))
+    return place
 
 
 def sentences() -> list[str]:

@@ -72,10 +72,10 @@ def test_a_tensor_without_a_place_is_an_error(tmp_path: Path):
 
 def test_the_head_is_loaded_when_asked_for(tmp_path: Path):
     torch.manual_seed(0)
-    output = hf.DistilBertForSequenceClassification(
+    model = hf.DistilBertForSequenceClassification(
         hf.DistilBertConfig(vocab_size=30, dim=16, n_layers=1, n_heads=2, hidden_dim=24)
     )
-    output.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
     bare, whole = load_model(tmp_path), load_model(tmp_path, head=True)
     assert type(bare.model).__name__ == "DistilBertModel"
     assert set(bare.unused) == {

@@ -264,13 +264,13 @@ def trio(
     words: list[str] = WORDS,
 ) -> None:
     """Save a base, its fine-tune, a wider target (without a head, if `bare`) and one of the base's shape."""
-    output = partial(bert, kind[0], more=kind[1], words=len(words))
-    source = output(width=16, seed=seed)
+    build = partial(bert, kind[0], more=kind[1], words=len(words))
+    source = build(width=16, seed=seed)
     save(source, inputs / f"{name}-a", words=words)
     save(nudge(source, 0.2), inputs / f"{name}-tuned", words=words)
-    wide = bert("Model", 24, seed + 1, {}, len(words)) if bare else output(width=24, seed=seed + 1)
+    wide = bert("Model", 24, seed + 1, {}, len(words)) if bare else build(width=24, seed=seed + 1)
     save(wide, inputs / f"{name}-b", words=words)
-    save(output(width=16, seed=seed + 2), inputs / f"{name}-c", words=words)
+    save(build(width=16, seed=seed + 2), inputs / f"{name}-c", words=words)
 
 
 def save(model: nn.Module, folder: Path, *, words: list[str] = WORDS, like: Path | None = None) -> None:

@@ -135,15 +135,15 @@ def counted() -> Counted:
 
 
 def test_a_view_reads_each_input_once_whatever_is_asked_of_it():
-    result, inputs = counted(), sum(len(each.known.inputs) + len(each.test) for each in ARRIVALS)
-    view = BodyView(result)
+    counting, inputs = counted(), sum(len(each.known.inputs) + len(each.test) for each in ARRIVALS)
+    view = BodyView(counting)
     follow(ARRIVALS, [view] * 3, measured="steps")
-    assert result.rows == inputs
+    assert counting.rows == inputs
     final_accuracies(ARRIVALS, view)
     label_head_accuracies(ARRIVALS, view)
     few_accuracies(ARRIVALS, view)
     mean_shift(ARRIVALS, view)
-    assert result.rows == inputs
+    assert counting.rows == inputs
 
 
 def test_a_view_gives_what_reading_and_fitting_anew_gives():

@@ -106,15 +106,15 @@ class Hub:
         from transformers import PreTrainedTokenizerFast
 
         vocabulary = {word: row for row, word in enumerate([*SPECIAL, *WORDS, LAST])}
-        output = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-        output.pre_tokenizer = pre_tokenizers.Whitespace()
-        output.post_processor = processors.TemplateProcessing(
+        words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        words.post_processor = processors.TemplateProcessing(
             single=f"<s> $A {LAST}",
             pair=f"<s> $A {LAST} $B {LAST}",
             special_tokens=[("<s>", 2), (LAST, len(vocabulary) - 1)],
         )
         PreTrainedTokenizerFast(
-            tokenizer_object=output,
+            tokenizer_object=words,
             pad_token="<pad>",
             unk_token="<unk>",
             bos_token="<s>",

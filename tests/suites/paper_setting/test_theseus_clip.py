@@ -71,12 +71,12 @@ def open_clip(hub, name: str) -> OpenClip:
     from safetensors.torch import save_file
 
     torch.manual_seed(5)
-    output, folder = OpenClip().eval(), hub.models / name
+    model, folder = OpenClip().eval(), hub.models / name
     folder.mkdir(parents=True)
-    save_file(output.state_dict(), folder / "open_clip_model.safetensors")
+    save_file(model.state_dict(), folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": WIDE}))
     hub.tokenizer(folder)
-    return output
+    return model
 
 
 def test_a_model_of_open_clip_says_the_same_in_transformers(hub):

@@ -148,9 +148,9 @@ def test_a_clip_model_classifies_by_its_text_tower(kit):
 
     clip = LoadedModel("clip", model, model.config, custom=preprocess)
     classes = ("cat", "dog", "bird")
-    output = zero_shot(clip, classes, ("{}", "a {}"))
+    classifier = zero_shot(clip, classes, ("{}", "a {}"))
     images = kit.pictures(6, channels=3)
-    reading = Readout(output).all(list(images))
+    reading = Readout(classifier).all(list(images))
     with torch.no_grad():
         words = torch.stack(
             [
@@ -163,7 +163,7 @@ def test_a_clip_model_classifies_by_its_text_tower(kit):
         pictures = model.get_image_features(pixel_values=torch.from_numpy(images)).pooler_output
         cosines = torch.nn.functional.cosine_similarity(pictures[:, None], words[None], dim=2)
     torch.testing.assert_close(reading.outputs, 100 * cosines, atol=1e-3, rtol=1e-4)
-    assert Readout(output).task == "classes"
+    assert Readout(classifier).task == "classes"
 
 
 def strangers(kit):
