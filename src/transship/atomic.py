@@ -82,11 +82,9 @@ def atomic_folder(
 
 
 @contextlib.contextmanager
-def atomic_file(
-    target: str | os.PathLike[str], *, force: bool = False, needs: int = 0, sync: bool = True
-) -> Iterator[Path]:
+def atomic_file(target: str | os.PathLike[str], *, force: bool = False, sync: bool = True) -> Iterator[Path]:
     """Yield a path to write to, in a folder beside `target`; it becomes `target` when the body ends."""
-    final = _prepare(target, force, needs, "file")
+    final = _prepare(target, force, 0, "file")
     with _workplace(final) as place:
         draft = place / _draft_name(final)
         yield draft

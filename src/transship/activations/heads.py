@@ -77,15 +77,13 @@ def carry(
     return ridge_of(features, outputs.to(features), strength, centre=centre, name=name)
 
 
-def carried_over(
-    batches: Iterable[tuple[Tensor, Tensor]], name: str, strength: float | None = None, *, centre: bool = True
-) -> LinearMap:
+def carried_over(batches: Iterable[tuple[Tensor, Tensor]], name: str) -> LinearMap:
     """Return the same from (features, outputs) of batch after batch; several processes give their shares."""
     rows = HeadRows(name)
     with torch.no_grad():
         for features, outputs in batches:
             rows.add(features, outputs)
-    return rows.fit(strength, centre=centre)
+    return rows.fit()
 
 
 @dataclass(eq=False)

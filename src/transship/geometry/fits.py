@@ -83,18 +83,15 @@ class Canonical:
         return Canonical(_columns(self.source, weights), _columns(self.target, weights), self.correlations)
 
 
-def cca(
-    moments: Moments, *, regularise: float = 0.0, size: int | None = None, centre: bool = True
-) -> Canonical:
+def cca(moments: Moments, *, regularise: float = 0.0, size: int | None = None) -> Canonical:
     """Return the canonical directions: the SVD of (S_xx + ρ_x I)^−½ S_xy (S_yy + ρ_y I)^−½.
 
     Args:
         moments: all three parts.
         regularise: ρ as a share of each side's mean variance; 0 is plain CCA on the observed directions.
         size: how many directions to keep (all that are observed by default).
-        centre: whether the means are removed.
     """
-    used = _about_means(moments, centre)
+    used = moments.centred()
     roots = [_inverse_root(used.part(part), regularise, moments) for part in ("aa", "bb")]
     u, values, vt = torch.linalg.svd(roots[0] @ used.part("ab") @ roots[1], full_matrices=False)
     cut = default_tolerance(roots[0], moments.precision)
@@ -103,7 +100,7 @@ def cca(
     scale = moments.count**0.5  # S = n · covariance: variates get unit variance, not unit sum of squares
     left, right = roots[0] @ u[:, :kept] * scale, roots[1] @ vt[:kept].T * scale
     signs = _column_signs(left)
-    means = _means(moments) if centre else (None, None)
+    means = _means(moments)
     about = {"regularise": regularise}
     return Canonical(
         LinearMap(left * signs, means[0], None, "cca", kept, cut, about),

@@ -23,8 +23,8 @@ def gram(operands: Operands) -> Doubles:
     return total
 
 
-def combine(operands: Operands, coefficients: Sequence[float], origin_share: float = 1.0) -> Iterator[Floats]:
-    """Yield Σ c_i d_i, and b times `origin_share` added where there is a base."""
+def combine(operands: Operands, coefficients: Sequence[float]) -> Iterator[Floats]:
+    """Yield Σ c_i d_i, and b added where there is a base."""
     scales = [np.float32(value) for value in coefficients]
     for part in operands.parts():
         origin = operands.origin(part) if operands.base else None
@@ -32,7 +32,7 @@ def combine(operands: Operands, coefficients: Sequence[float], origin_share: flo
         for index, scale in enumerate(scales):
             total += operands.update(index, part, origin) * scale
         if origin is not None:
-            total += origin * np.float32(origin_share)
+            total += origin
         yield total
 
 
