@@ -97,7 +97,7 @@ def test_prompts_are_found_by_what_the_texts_are(tmp_path: Path):
         "passage: ",
         "passage: ",
     ]
-    with pytest.raises(OptionError, match=r"no prompt 'title'.*query, passage"):
+    with pytest.raises(OptionError, match=r"no prompt 'title'.*query, document, passage"):
         sentence_prompt(tmp_path, "title")
     file.write_text(json.dumps(E5 | {"default_prompt_name": "query"}), "utf-8")
     assert sentence_prompt(tmp_path) == "query: "
