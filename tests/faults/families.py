@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ class Family:
         begun: makes what the command needs beside its inputs.
         once: running it again on its own output is refused, and that is right.
         grows: the output holds a growing part of the new rows after a fault, not all or none.
+        clears: the old rows go before the new ones come, so that a fault leaves some of either; a store in
+            use has no reader.
     """
 
     command: list[str] | Callable[[Path], None]
@@ -35,6 +38,7 @@ class Family:
     begun: tuple[list[str], ...] = ()
     once: bool = False
     grows: bool = False
+    clears: bool = False
 
 
 def pins(verb: str) -> ModuleType:
@@ -66,10 +70,19 @@ def make_inputs(inputs: Path, verbs: set[str]) -> None:
         old, new = translate.spaces(translate.ROWS)
         translate.write_inputs(inputs, old, new)
         np.save(inputs / "old.npy", old)
+        rows = pq.read_table(inputs / "old.parquet").slice(0, 30)
+        pq.write_table(
+            rows, inputs / "few.parquet"
+        )  # an embedded Qdrant calls on files 15 times for each row
         translate.tiny_encoder(inputs / "encoder")
         for name, method in (("map-0", "ridge"), ("map-1", "procrustes")):
             places = (inputs / "old.parquet", inputs / "new.parquet", inputs / name)
             translate.run("fit", *places, "--method", method)
+    if "bench" in verbs:
+        toy = runpy.run_path(str(PINS.parent / "suites" / "conftest.py"))["TOY"].replace("NEEDS", "()")
+        (inputs / "suites").mkdir()
+        head = f"LOG = {str(inputs / 'log')!r}\nSLEEP = 0\n"
+        (inputs / "suites" / "toy_suite.py").write_text(head + toy, encoding="utf-8")
     if "adapt" in verbs:
         adapt = pins("adapt")
         adapt.text_body(inputs / "bert")
@@ -110,11 +123,16 @@ def families(inputs: Path) -> dict[str, Family]:
         f"translate apply, {name}": Family(words(apply.format(0, out)), words(apply.format(1, out)))
         for name, out in STORES.items()
     }
+    few = apply.replace("old.", "few.")
+    applied["translate apply, qdrant"] = Family(
+        words(few.format(0, "qdrant:db#out")), words(few.format(1, "qdrant:db#out")), clears=True
+    )
     merge = "merge run @recipe-{}.yaml out --force"
     start = "merge start out --base @a --method average"
     adding = "merge add out @tuned --data @seen.npz"
     embed = "translate embed --model @encoder @texts.parquet out.parquet --force"
     predict = "adapt predict @adapted @waves.parquet --out out.csv --force"
+    bench = "bench toy-suite --suites @suites --quick --jobs 1 --out out --force --seed"
     compare = "compare @a @same --data @plain.npy --inputs 20 --report out.html --force"
     return {
         "transport": Family(words(f"{moved} 1"), words(f"{moved} 2")),
@@ -141,6 +159,7 @@ def families(inputs: Path) -> dict[str, Family]:
         ),
         "adapt predict": Family(words(predict), words(predict + " --split test")),
         "compare": Family(words(compare)),
+        "bench": Family(words(f"{bench} 0"), words(f"{bench} 7")),
     }  # fmt: skip
 
 
@@ -167,6 +186,8 @@ def content(work: Path) -> Any:
     outs = sorted({*work.glob("out*"), *work.glob("db/out.lance")})
     if any(out.suffix == ".lance" for out in outs):
         return ["lance", _lance(work / "db")]
+    if (work / "db" / "meta.json").exists():
+        return _qdrant(work / "db")
     if (work / "out" / "vectors.f32").exists() or (work / "out" / "about.json").exists():
         return _moved(work / "out")
     files = [
@@ -187,6 +208,19 @@ def _lance(database: Path) -> str:
     table = lancedb.connect(str(database)).open_table("out")
     rows = json.dumps(sorted(map(json.dumps, table.to_arrow().to_pylist())))
     return hashlib.sha256(rows.encode()).hexdigest()
+
+
+def _qdrant(database: Path) -> list[str]:
+    from qdrant_client import QdrantClient
+
+    client = QdrantClient(path=str(database))
+    try:
+        if not client.collection_exists("out"):
+            return []
+        points, _ = client.scroll("out", limit=10_000, with_vectors=True)
+        return sorted(json.dumps(point.model_dump(), sort_keys=True, default=str) for point in points)
+    finally:
+        client.close()
 
 
 def _moved(folder: Path) -> list[Any]:

@@ -31,6 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from families import Family, content, environment, families, listing, make_inputs  # noqa: E402
+from processes import build, ends_within, wait_for, warm  # noqa: E402
 
 COUNT, KILL, INTERRUPT, STOP, ONCE, EVER = range(6)
 FAULTS = {
@@ -39,7 +40,6 @@ FAULTS = {
     "full disk": (EVER, errno.ENOSPC),
     "I/O error": (ONCE, errno.EIO),
 }
-PATIENCE = 120  # seconds
 
 
 @dataclass
@@ -119,13 +119,13 @@ class Striker:
             calls = self.library.strike_count()
             self.library.strike_arm(b"", ctypes.c_long(0), COUNT, 0)
             with contextlib.suppress(BaseException):
-                (self.folder / f"{work.name}.calls").write_text(str(calls))
+                (self.folder / f"{work.name}.calls").write_text(json.dumps([calls, sorted(sys.modules)]))
             os._exit(code)
 
     def run(self, work: Path, words: Any, strike: tuple[int, int, int] = (0, COUNT, 0)) -> tuple[int, str]:
         """Run a command to its end; return its exit code and what it said."""
         process = self.fork(work, words, strike)
-        code = _wait(process)
+        code = wait_for(process)
         return code, self.said(work)
 
     def said(self, work: Path) -> str:
@@ -148,7 +148,7 @@ class Striker:
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        assert _wait(process) == 0, f"the output in {work} cannot be read"
+        assert wait_for(process) == 0, f"the output in {work} cannot be read"
         seen = json.loads(result.read_text())
         result.unlink()
         return seen
@@ -159,8 +159,10 @@ class Striker:
         for base in self.bases:
             work = self.place(base)
             self.run(work, self.family.command)
-            counts.append(int((self.folder / f"{work.name}.calls").read_text()))
+            calls, modules = json.loads((self.folder / f"{work.name}.calls").read_text())
+            counts.append(calls)
             shutil.rmtree(work)
+            warm(modules)
         return max(counts)
 
     def strike(self, kind: str, place: int, turn: int) -> list[str]:
@@ -177,24 +179,46 @@ class Striker:
     def aftermath(self, work: Path, old: Any) -> list[str]:
         """Check what a strike left, and that the same command finishes."""
         problems = []
-        seen = self.look(work)
+        seen, code, after = self.look_and_finish(work)
         if not self.whole(seen, old):
             problems.append(f"neither old nor new: {str(seen)[:200]}")
-        code, output = self.run(work, self.family.command)
         if code != 0 and not (self.family.once and seen == self.new and code == 2):
-            problems.append(f"the same command ends with {code}: {output[-700:]}")
-        elif self.look(work) != self.new:
+            problems.append(f"the same command ends with {code}: {self.said(work)[-700:]}")
+        elif after != self.new:
             problems.append("the same command ends otherwise than an undisturbed one")
         elif listing(work) != self.listed:
             problems.append(f"lies around: {sorted(set(listing(work)) ^ set(self.listed))}")
         if not problems:
             shutil.rmtree(work)
+            self.said(work)
         return problems
+
+    def look_and_finish(self, work: Path) -> tuple[Any, int, Any]:
+        """Return the output that a strike left, how the same command ends, and the output then.
+
+        One process does all three: most of what a strike costs is the start of processes.
+        """
+        answer = self.folder / f"{work.name}.after"
+
+        def look_run_look(inputs: Path) -> None:
+            seen = content(work)
+            code = _carry_out(self.family.command, inputs)
+            answer.write_text(json.dumps([seen, code, content(work)]))
+
+        _, said = self.run(work, look_run_look)
+        assert answer.exists(), f"the output in {work} cannot be read: {said[-700:]}"
+        seen, code, after = json.loads(answer.read_text())
+        answer.unlink()
+        if code:
+            (self.folder / f"{work.name}.said").write_text(said)
+        return seen, code, after
 
     def whole(self, seen: Any, old: Any) -> bool:
         """Return whether an output is the old or the new one, or whole rows of the new one where it grows."""
         if seen in (old, self.new):
             return True
+        if self.family.clears:
+            return set(seen) <= {*old, *self.new}
         return self.family.grows and all(
             part == new[: len(part)] for part, new in zip(seen, self.new, strict=True)
         )
@@ -209,9 +233,9 @@ class Striker:
             return []  # it was through before
         os.kill(first, signal.SIGSTOP)
         second = self.fork(work, self.family.command, (0, COUNT, 0))
-        time.sleep(0.3)
+        ends_within(second, 0.3)  # it is refused at once, or waits for the first
         os.kill(first, signal.SIGCONT)
-        codes = [_wait(first), _wait(second)]
+        codes = [wait_for(first), wait_for(second)]
         message, problems = self.said(work), []
         if "Traceback" in message or 0 not in codes or set(codes) > {0, 2}:
             problems.append(f"two at once end with {codes}: {message[-700:]}")
@@ -229,9 +253,9 @@ class Striker:
         reader = os.fork()
         if reader == 0:
             os._exit(self._reads(work, copy))
-        time.sleep(0.3)
+        ends_within(reader, 0.3)
         os.kill(first, signal.SIGCONT)
-        codes = [_wait(reader), _wait(first)]
+        codes = [wait_for(reader), wait_for(first)]
         problems = [] if codes == [0, 0] else [f"a reader and its writer end with {codes}"]
         seen = json.loads(copy.read_text()) if copy.exists() else None
         if seen is not None and not self.whole(seen, old):
@@ -275,19 +299,10 @@ def _carry_out(words: list[str] | Callable[[Path], None], inputs: Path) -> int:
         main(words)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        if qdrant := sys.modules.get("transship.verbs.translate.stores.qdrant"):
+            qdrant.close_clients()  # as at the end of a process
     return 0
-
-
-def _wait(process: int) -> int:
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return -99
 
 
 def places(calls: int, count: int, rng: random.Random) -> Iterator[int]:
@@ -306,6 +321,8 @@ def attack(striker: Striker, each: int, rng: random.Random) -> Outcome:
             outcome.problems += _safely(lambda k=kind, p=place, t=turn: striker.strike(k, p, t))
     for turn, place in enumerate(places(outcome.calls, max(1, each // 5), rng)):
         for kind, way in (("two writers", striker.meet), ("a reader", striker.peek)):
+            if striker.family.clears and kind == "a reader":
+                continue
             outcome.strikes[kind] += 1
             outcome.problems += _safely(lambda w=way, p=place, t=turn: w(p, t))
     if not striker.family.grows:
@@ -319,31 +336,6 @@ def _safely(work: Callable[[], list[str]]) -> list[str]:
         return work()
     except AssertionError as error:
         return [str(error)]
-
-
-def build(folder: Path) -> Path:
-    """Compile what strikes."""
-    library = folder / "strike.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "strike.c"), "-ldl"]
-    subprocess.run(command, check=True)
-    return library
-
-
-def warm() -> None:
-    """Import what commands import; the forks need not."""
-    import faiss  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import sklearn.linear_model  # noqa: F401
-    import torch
-    from transformers import AutoModel, BertForSequenceClassification, ViTForImageClassification  # noqa: F401
-
-    import transship.cli
-    import transship.verbs.adapt.api
-    import transship.verbs.merge.fusion
-    import transship.verbs.translate.apply
-    import transship.verbs.transport  # noqa: F401
-
-    torch.set_num_threads(1)
 
 
 def main() -> None:
@@ -378,7 +370,7 @@ def strike_all(folder: Path, names: list[str], each: int, seed: int) -> int:
             traceback.print_exc()
         finally:
             os._exit(code)
-    if _wait(maker):
+    if wait_for(maker):
         return 1
     known, failed = families(inputs), 0
     for number, name in enumerate(names or known):

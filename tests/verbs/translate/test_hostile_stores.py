@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 import store_helpers as helpers
 
-from transship.errors import DataError
+from transship.errors import DataError, OutputError
 from transship.numerics import MemoryBudget
 from transship.verbs.translate import load_map
 from transship.verbs.translate.apply import RowsDone, apply_map
@@ -40,6 +41,19 @@ def test_rows_that_share_an_id_are_not_lost_in_qdrant_without_a_word(saved, tmp_
     apply(saved, source, helpers.target("lance", tmp_path))
     kept = open_source(helpers.target("lance", tmp_path))
     assert [name for batch in kept.batches(64) for name in batch.ids] == ids
+
+
+def test_a_disk_that_qdrant_cannot_write_to_is_a_sentence(saved, tmp_path: Path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    source, target = (
+        helpers.build("parquet", tmp_path / "in", helpers.make_rows()),
+        helpers.target("qdrant", tmp_path),
+    )
+    monkeypatch.setattr("qdrant_client.local.persistence.CollectionPersistence.persist", refuse)
+    with pytest.raises(OutputError, match=r"takes no more rows \(OperationalError: disk I/O error\)"):
+        apply(saved, source, target)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)

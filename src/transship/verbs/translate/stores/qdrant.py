@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from transship.errors import DataError, MissingError
+from transship.errors import DataError, MissingError, OutputError
 from transship.numerics import chunks
 from transship.types import Array
 from transship.verbs.translate.maps.vectors import unit_rows
@@ -125,8 +126,10 @@ class QdrantSink(VectorSink):
                 # all but the last upsert are certain; a whole collection leaves nothing to do
                 self.done = count if count >= source.rows else max(0, count - UPSERT)
                 return
-            self.client.delete_collection(place.name)
-        create(self.client, place.name, width, distance, self.vector_column)
+            with _writing(place):
+                self.client.delete_collection(place.name)
+        with _writing(place):
+            create(self.client, place.name, width, distance, self.vector_column)
 
     def write(self, batch: RowBatch, vectors: Array) -> None:
         """Upsert points and wait for them."""
@@ -134,7 +137,8 @@ class QdrantSink(VectorSink):
         for part in chunks(len(vectors), UPSERT):
             ids = [_point_id(identity) for identity in batch.ids[part]]
             upserted = points(ids, vectors[part], payloads[part], self.vector_column, self.stamp)
-            self.client.upsert(self.place.name, upserted, wait=True)
+            with _writing(self.place):
+                self.client.upsert(self.place.name, upserted, wait=True)
         self.done += len(vectors)
 
     def finish(self) -> None:
@@ -149,6 +153,19 @@ class QdrantSink(VectorSink):
 
     def _marker(self) -> Stamp:
         return Stamp(self.stamp.model, self.stamp.map, {}, self.stamp.source)
+
+
+@contextlib.contextmanager
+def _writing(place: StorePlace) -> Iterator[None]:
+    """Say in one sentence that a collection takes no more; the client raises whatever its storage does."""
+    try:
+        yield
+    except Exception as error:
+        raise OutputError(
+            f"it takes no more rows ({type(error).__name__}: {error})",
+            where=place.text,
+            fix="check the disk or the server, and run it again",
+        ) from error
 
 
 class QdrantIndex(TableIndex):
