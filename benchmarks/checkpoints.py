@@ -137,5 +137,5 @@ def run() -> list[Row]:
 if __name__ == "__main__":
     print(f"{'':44} {'ours':>9} {'peer':>9} {'ratio':>7}")
     for row in run():
-        figures = f"{row['ours']:9.3f} {found['peer']:9.3f} {found['ratio']:6.2f}x  {found['unit']}"
+        figures = f"{row['ours']:9.3f} {row['peer']:9.3f} {row['ratio']:6.2f}x  {row['unit']}"
         print(f"{row['name']:44} {figures}")

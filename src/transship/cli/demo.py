@@ -40,9 +40,11 @@ def command(folder: Path, fast: bool, memory: str | None, as_json: bool) -> None
         demo = steps.Demo(folder, steps.FAST if fast else steps.FULL)
         bases = demo.bases()
         click.echo(
-            "trained   " + ", ".join(f"{name} model reads {share:.1%}" for name, share in bases.items()),
+            "accuracy on digits: "
+            + ", ".join(f"{name} model {100 * share:.1f} %" for name, share in bases.items()),
             err=as_json,
         )
+        click.echo(steps.HEADING, err=as_json)
         results = []
         for verb in (demo.transport, demo.merge, demo.translate, demo.adapt):
             results.append(verb())

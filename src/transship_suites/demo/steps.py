@@ -36,6 +36,7 @@ class Size:
     folder: str = "models"
 
 
+HEADING = f"{'verb':9}  {'figure':27}  {'with it':>7}  {'best without it':36}  to come near"
 NARROW, WIDE = 48, 64
 PAIRS, ROWS, NEAREST = 300, 1000, 10
 FULL, FAST = Size(400, 200, 16), Size(240, 120, 4, "models-fast")
@@ -72,8 +73,12 @@ class VerbResult:
         return max(others, key=others.__getitem__)
 
     def line(self) -> str:
-        rows = ", ".join(f"{name} {value:.1%}" for name, value in self.figures.items())
-        return f"{self.verb:9} {self.unit}: {rows}"
+        """Return the result, the best baseline and the reference in one line, under `HEADING`."""
+        shown = [self.figures[self.ours], self.figures[self.baseline]]
+        ours, baseline = (f"{100 * share:5.1f} %" for share in shown)
+        line = f"{self.verb:9}  {self.unit:27}  {ours}  {baseline} {self.baseline:28}"
+        best = "".join(f"{100 * self.figures[name]:5.1f} % {name}" for name in self.references[:1])
+        return f"{line}  {best}".rstrip()
 
 
 class Demo:
@@ -107,20 +112,21 @@ class Demo:
         )
         figures = {
             "untouched wide model": models.accuracy(target, test),
-            "untouched, head carried": models.accuracy(head.model(), test),
+            "carried head alone": models.accuracy(head.model(), test),
             "transported": models.accuracy(moved.model(), test),
-            "original fine-tune": models.accuracy(models.load(tuned), test),
+            "fine-tuned source": models.accuracy(models.load(tuned), test),
         }
         chosen = f"`{moved.method}` at strength {moved.strength:g}"
         return VerbResult(
             "transport",
-            "The narrow model was fine-tuned on digits turned by a quarter. What it learned moved to the "
-            f"wide model through {len(data)} unlabelled pictures, without training; chosen without labels: "
-            f"{chosen}. The second row has a carried head and no moved weights.",
-            "turned digits read rightly",
+            "The narrow model was fine-tuned on digits that are rotated by 90°. transport moved what it "
+            f"learned to the wide model, with {len(data)} unlabelled pictures and no labels. It chose "
+            f"{chosen}. A carried head is a new head that imitates the fine-tuned source. The second row has "
+            "such a head and no moved weights.",
+            "accuracy on rotated digits",
             figures,
             "transported",
-            ("original fine-tune",),
+            ("fine-tuned source",),
         )
 
     def translate(self) -> VerbResult:
@@ -149,12 +155,12 @@ class Demo:
         return VerbResult(
             "translate",
             f"A ridge map from the narrow model's embeddings to the wide model's was fitted on {PAIRS} "
-            "pairs. The wide model's own head then read translated ones, with no training. Held against it: "
-            "a new head on the narrow model's embeddings, fitted on the same pairs to say what the wide "
-            "model's head says of their partners, and the narrow model left alone, with its own head. "
-            f"Of {len(self.test)} translated test vectors, {twins:.0%} have their own twin among the ten "
-            "nearest native ones.",
-            "digits read rightly",
+            "pairs. Then the wide model's own head classified translated embeddings, without training. "
+            "Two rows compare: a new head on the narrow model's embeddings, which imitates the wide model's "
+            "head on the same pairs, and the narrow model with its own head. "
+            f"For {twins:.0%} of {len(self.test)} test digits, the wide model's own embedding is among the "
+            "ten nearest of the translated one.",
+            "accuracy on digits",
             figures,
             "head on translated vectors",
             ("head on its own encoder",),
@@ -163,8 +169,8 @@ class Demo:
     def merge(self) -> VerbResult:
         """Merge four fine-tunes of the narrow model, which arrive one after another."""
         tasks, kept = self._tasks(), 300
-        rows = ("unmerged, heads carried", "merged, heads carried")
-        averaged = "weights averaged, own heads"
+        rows = ("base, carried heads", "merged, carried heads")
+        averaged = "averaged, own heads"
         fusions = {
             averaged: Fusion(self.narrow, "average", heads="own", keep_inputs=kept),
             rows[0]: Fusion(self.narrow, "base", heads="carried", keep_inputs=kept),
@@ -185,12 +191,13 @@ class Demo:
         return VerbResult(
             "merge",
             f"{len(tasks)} fine-tunes of the narrow model ({', '.join(tasks)}), each with a head of its own, "
-            "were merged one after another into one backbone. Each task's head was fitted on "
-            f"{kept} unlabelled pictures to say what that task's own model says.",
+            "were merged one after another into one backbone. A carried head imitates its task's own model: "
+            f"it was fitted on {kept} unlabelled pictures with that model's answers. The second row has "
+            "such heads on the base model, without a merge.",
             f"mean accuracy over {len(tasks)} tasks",
-            {**figures, "a model per task": float(np.mean(alone))},
+            {**figures, "one model per task": float(np.mean(alone))},
             rows[1],
-            ("a model per task",),
+            ("one model per task",),
         )
 
     def adapt(self) -> VerbResult:
@@ -217,21 +224,21 @@ class Demo:
         notes: list[str] = []
         raw = raw_baselines(train, names, test, truth, task="classification", metric="error", seed=0)
         figures = {
-            f"{model.name} on raw values": 1 - model.validation for model in raw if model.name != "constant"
+            f"{model.name} on pixels": 1 - model.validation for model in raw if model.name != "constant"
         }
         figures |= {
-            "same network from scratch": accuracy("scratch"),
-            "pretrained network adapted": accuracy("recraft"),
+            "from random weights": accuracy("scratch"),
+            "pretrained network": accuracy("recraft"),
         }
         best = max(figures, key=figures.__getitem__)
         return VerbResult(
             "adapt",
             "The wide model has only seen single digits. Here it sees two side by side and learns from "
-            f"{ROWS} examples whether their sum is odd. No pixel alone says so: one has to know both digits. "
-            f"Rows on raw values are what one would try first. Best here: {best}.{_sentences(notes)}",
-            "odd sums named rightly",
+            f"{ROWS} examples whether their sum is odd. No pixel alone tells: both digits must be known. "
+            f"The models on pixels are what you would try first. The best row is: {best}.{_sentences(notes)}",
+            "accuracy, odd or even sum",
             figures,
-            "pretrained network adapted",
+            "pretrained network",
         )
 
     def _tasks(self) -> dict[str, tuple[Digits, Digits]]:
@@ -264,16 +271,17 @@ def _translate_texts(old: Path, new: Path) -> VerbResult:
     native, before = wanted[held], seen[held]
     expected = neighbours(native, native, NEAREST, own)
     figures = {
-        "old vectors, new queries": overlap(neighbours(native, before, NEAREST, own), expected),
-        "old model left alone": overlap(neighbours(before, before, NEAREST, own), expected),
+        "new queries, no map": overlap(neighbours(native, before, NEAREST, own), expected),
+        "old encoder alone": overlap(neighbours(before, before, NEAREST, own), expected),
         "translated vectors": overlap(neighbours(native, moved, NEAREST, own), expected),
         "all embedded again": 1.0,
     }
     return VerbResult(
         "translate",
         f"{len(texts)} descriptions of functions were embedded with all-MiniLM-L6-v2 and with a published "
-        f"fine-tune of it. A ridge map was fitted on {len(fitted)} of them, and the others are searched. "
-        f"Recall@{NEAREST} is the share of the fine-tune's own {NEAREST} nearest neighbours that is found.",
+        f"fine-tune of it. A ridge map was fitted on {len(fitted)} of them, and the other {len(held)} were "
+        f"searched. Recall@{NEAREST} is the share of the fine-tune's own {NEAREST} nearest neighbours that "
+        "the search finds.",
         f"recall@{NEAREST}",
         figures,
         "translated vectors",
@@ -325,7 +333,7 @@ def story(
         for step in steps
     ]
     held = report.Text(
-        "What each verb made; below it the best of its baselines, what one has without the verb."
+        "The result of each verb, and below it the best baseline: what you would have without the verb."
     )
     trained = ", ".join(f"{name} {share:.1%}" for name, share in bases.items())
     sections = [
@@ -334,9 +342,9 @@ def story(
             [
                 report.Text(
                     "Two vision transformers of four blocks, one narrow and one wide, were trained on "
-                    f"{len(train):,} of scikit-learn's digits. Of the {len(digits)} others they read "
-                    f"rightly: {trained}. Below is what the models see: digits, the same digits turned by a "
-                    "quarter, and waves folded to pictures."
+                    f"{len(train):,} of scikit-learn's digits. Their accuracy on the other {len(digits)}: "
+                    f"{trained}. This is what the models see: digits, the same digits rotated by 90°, and "
+                    "pairs of digits side by side."
                 ),
                 _pictures(digits),
             ],
@@ -345,8 +353,8 @@ def story(
     sections += [report.Section(step.verb.capitalize(), _blocks(step)) for step in steps]
     return report.Page(
         "transship: four verbs on two small models",
-        "What a pretrained model has learned, used again elsewhere. Every figure on this page was measured "
-        "a moment ago, on test data that nothing was chosen by.",
+        "transship re-uses what pretrained models have learned. Every figure on this page was measured just "
+        "now, on test data that chose nothing.",
         [report.Section("At a glance", [held, report.KeyFigures(figures)]), *sections],
         report.Provenance(command="transship demo", versions=report.library_versions()),
     )
@@ -360,7 +368,7 @@ def _blocks(step: VerbResult) -> list[Any]:
         {step.unit: shares},
         label_title="model",
         value_title=f"{step.unit} [%]",
-        caption=f"{step.verb.capitalize()}: {step.unit}; what the verb made is in colour.",
+        caption=f"{step.verb.capitalize()}: {step.unit}. The result of the verb is in colour.",
         highlight=step.ours,
     )
     return [report.Text(step.story), drawn, *step.extra]
@@ -380,7 +388,7 @@ def _pictures(digits: Digits, count: int = 6) -> Any:
         row_title="pixel row",
         column_title="pixel column",
         value_title="brightness",
-        caption="Digits, the same digits turned by a quarter, and digits side by side.",
+        caption="Digits, the same digits rotated by 90°, and pairs of digits side by side.",
         limits=(0.0, 1.0),
         pixels=True,
     )

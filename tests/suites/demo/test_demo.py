@@ -48,7 +48,7 @@ def test_a_pair_is_two_digits_side_by_side_and_odd_where_one_of_them_is():
 def test_without_the_packages_of_encoders_translate_takes_the_digits(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "encoders", list)
     step = Demo(tmp_path, TINY).translate()
-    assert step.unit == "digits read rightly"
+    assert step.unit == "accuracy on digits"
     assert step.ours in step.figures
 
 
@@ -61,7 +61,7 @@ def test_every_library_gives_as_many_descriptions_each_once():
 
 def test_a_verb_is_held_against_its_best_baseline_also_at_a_glance():
     figures = {"untouched": 0.1, "head alone": 0.8, "ours": 0.7, "what it came from": 0.9}
-    step = VerbResult("transport", "A story.", "read rightly", figures, "ours", ("what it came from",))
+    step = VerbResult("transport", "A story.", "accuracy", figures, "ours", ("what it came from",))
     assert step.baseline == "head alone"
     digits = models.load_digits("test")
     (glance, *_) = story({"narrow": 0.9}, [step], digits, digits).sections
@@ -78,9 +78,9 @@ def test_every_verb_gives_its_figures_offline_and_a_second_run_trains_nothing(tm
         assert {step.ours, step.baseline, *step.references} <= step.figures.keys()
         assert step.baseline not in (step.ours, *step.references)
         assert all(0 <= value <= 1 for value in step.figures.values())
-        assert step.ours in step.line()
+        assert step.baseline in step.line()
     written = write(story(demo.bases(), steps, demo.train, demo.test), tmp_path)
-    assert "the same digits turned by a quarter" in written.read_text()
+    assert "the same digits rotated by 90°" in written.read_text()
     left = load(str(tmp_path / "data" / "turned.npz"), "array")
     assert len(left.split("train")) == len(demo.train)
     assert np.array_equal(np.asarray(left.split("test").inputs), models.turned(demo.test.images))
