@@ -129,14 +129,14 @@ def problem(seed):
 
 
 def test_gcv_and_leave_one_out_are_equally_good_with_and_without_copies():
-    """200 problems: their held-out errors differ by less than 1 % on average, and in nine of ten at all."""
+    """200 problems: their held-out errors differ by less than 1 % on average, and in most of them at all."""
     differences = []
     for seed in range(200):
         x, y, known = problem(seed)
         by_rows, by_moments = ridge_loo(x, y).map, ridge(Moments.of(x, y, parts={"aa", "ab"}))
         differences.append(held_out(by_moments, *known) / held_out(by_rows, *known) - 1)
     assert abs(np.mean(differences)) < 0.01
-    assert np.mean(np.abs(differences) < 0.01) > 0.9
+    assert np.mean(np.abs(differences) < 0.01) > 0.85  # 0.905 here
     assert np.abs(differences).max() < 0.1
 
 
