@@ -13,7 +13,7 @@ from transship.verbs.transport import transport
 from transship.verbs.transport.rows import draw
 from transship.verbs.transport.runner import best_of, doublings, search
 from transship.verbs.transport.scores import Row, Scores
-from transship.verbs.transport.verdict import on_test, on_validation
+from transship.verbs.transport.verdict import Check, on_inputs, on_test
 
 
 def scores(*, source, probe, result, majority=0.5, metric="accuracy"):
@@ -26,7 +26,7 @@ def scores(*, source, probe, result, majority=0.5, metric="accuracy"):
 
 
 def verdict(**figures):
-    return on_test(scores(**figures), carried=True, inputs=374, moved=True)
+    return on_test(scores(**figures), inputs=374, moved=True)
 
 
 def test_a_result_near_its_source_has_no_warning():
@@ -70,8 +70,43 @@ def test_values_are_told_as_rank_correlations():
 
 
 def test_validation_speaks_where_nothing_was_tested():
-    assert on_validation(0.8, 0.5, 80).warnings == ()
-    assert "most common class (50.0 % against 84.3 %" in on_validation(0.5, 0.843, 80).warnings[0]
+    near = on_inputs(Check(0.8, 80, 0.82, 0.5), 374)
+    assert near.warnings == ()
+    assert (
+        "80.0 % of the 80 validation rows are answered as labelled (fine-tuned source 82.0 %" in near.sentence
+    )
+    worst, far = on_inputs(Check(0.5, 80, 0.9, 0.843), 374).warnings
+    assert "most common class (50.0 % against 84.3 %" in worst
+    assert "40.0 points below the fine-tuned source: its head was fitted on 374 inputs" in far
+
+
+def test_agreement_speaks_where_there_are_no_labels():
+    assert on_inputs(Check(0.98, 60), 320).warnings == ()
+    unlabelled = on_inputs(Check(0.9, 60, fitted=True), None)
+    assert (
+        "90.0 % of the 60 inputs that maps were fitted on are answered as the fine-tuned"
+        in unlabelled.sentence
+    )
+    assert unlabelled.warnings == (
+        "it may be up to 10.0 points below the fine-tuned source: the moved weights recover a part only; "
+        "--method carry fits a head too",
+    )
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_what_is_written_is_checked_after_its_finish(kit, labelled):
+    source = kit.tiny_vit(16)
+    tuned, target = kit.nudge(source, size=0.3), kit.tiny_vit(24, seed=4)
+    images = kit.pictures(160)
+    data = wrap(images, [str(row % 5) for row in range(160)] if labelled else None, kind="array")
+    result = transport(source, tuned, target, data=data, method="carry", batches=1, finish="weights:4")
+    drawn = draw(data, batches=1)
+    inputs = drawn.validation if labelled else drawn.held_out
+    wanted = drawn.labels if labelled else kit.logits(tuned, np.stack(list(inputs))).argmax(1)
+    right = kit.logits(result.model(), np.stack(list(inputs))).argmax(1) == wanted
+    assert result.check.labelled is labelled
+    assert result.check.share == pytest.approx(float(right.double().mean()), abs=0.02)
+    assert result.verdict.sentence.startswith(f"{100 * result.check.share:.1f} % of the {len(inputs)}")
 
 
 def test_names_are_those_of_files_and_not_where_they_lie():
@@ -120,8 +155,8 @@ def test_validation_is_told_of_the_head_that_is_written(kit):
     drawn = draw(data, batches=1)
     right = kit.logits(result.model(), np.stack(list(drawn.validation))).argmax(1) == drawn.labels
     share = float(right.double().mean())
-    assert result.metrics["validation, head as written"] == pytest.approx(share, abs=0.02)
-    assert f"{100 * result.metrics['validation, head as written']:.1f} % of the" in result.verdict.sentence
+    assert result.metrics["validation, as written"] == pytest.approx(share, abs=0.02)
+    assert f"{100 * result.metrics['validation, as written']:.1f} % of the" in result.verdict.sentence
 
 
 def test_copies_of_a_row_play_one_part():

@@ -26,7 +26,7 @@ from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.models import Participant
 from transship.verbs.transport.move import Moved
 from transship.verbs.transport.scores import Scores
-from transship.verbs.transport.verdict import Verdict, on_test, on_validation
+from transship.verbs.transport.verdict import Check, Verdict, on_inputs, on_test
 
 _CHOSEN_BY = {
     "validation": "the best on validation labels",
@@ -37,7 +37,7 @@ _CHOSEN_BY = {
 
 
 # the name of what a head that is written has on the validation rows
-WRITTEN = "validation, head as written"
+CHECKED = {True: "validation, as written", False: "agreement, as written"}
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ class Account:
         head: a carried head, or None.
         candidates: what `auto` compared.
         compared_on: which inputs it compared them on.
-        majority: the share of the most common class among the labels that chose the strength.
-        labels: how many these were.
+        check: how it answers as it is written, on inputs that nothing was fitted on.
         metrics: measured quality by name.
         adapter: whether the update came, and is saved, as an adapter.
         notes: sentences for the user.
@@ -108,26 +107,17 @@ class Account:
     inputs: Sequence[Input] = ()
     measured: Scores | None = None
     compared_on: str = ""
-    majority: float | None = None
-    labels: int = 0
+    check: Check | None = None
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the result is worth on rows with labels: test rows, else those that chose the strength."""
-        head = self.head
+        """What the result is worth: on test rows, else on rows that nothing was fitted on."""
+        inputs = None if self.head is None else self.head.inputs
         if self.measured is not None:
-            tested = on_test(
-                self.measured,
-                carried=head is not None,
-                inputs=0 if head is None else head.inputs,
-                moved=self.strength != 0.0 and bool(self.moved.dense),
-            )
+            tested = on_test(self.measured, inputs=inputs, moved=not self.still)
             if tested is not None:
                 return tested
-        if self.choice.by == "validation" and self.labels:
-            score = self.metrics.get(WRITTEN, self.choice.score)
-            return on_validation(score, self.majority, self.labels)
-        return None
+        return None if self.check is None else on_inputs(self.check, inputs)
 
     @property
     def still(self) -> bool:

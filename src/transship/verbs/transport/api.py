@@ -9,7 +9,7 @@ from transship.progress import Progress, keeping, quiet
 from transship.registry import build_method
 from transship.verbs.transport.auto import choose_method
 from transship.verbs.transport.finishing import check_finish, finish_transport
-from transship.verbs.transport.measure import measure
+from transship.verbs.transport.measure import check, measure
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.request import Request, make_plan
@@ -104,7 +104,7 @@ def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
             prepared = prepare(plan, plan.method, progress=progress)
             result = apply(plan, prepared, plan.method, progress=progress)
         result = finish_transport(plan, prepared, result, progress=progress)
-        rows = plan.measured_on
+        result, rows = check(plan, result), plan.measured_on
         return result if rows is None else measure(plan, prepared, result, rows, progress=progress)
 
 

@@ -30,7 +30,6 @@ from transship.verbs.transport.runner import (
     fit_head,
     move_and_choose,
     score,
-    validated,
 )
 from transship.verbs.transport.statistics import Prepared, prepare
 from transship.verbs.transport.weights import shifted
@@ -291,8 +290,7 @@ def _result(plan: Plan, best: Trial, trials: list[Trial], left_out: list[str], p
     if head is None:
         notes += _unkept(plan)
     candidates = [*_baselines(plan, best, trials, progress), *(trial.candidate for trial in trials)]
-    written = validated(plan, head, best.moved, best.choice)
-    result = result_of(plan, best.method, best.moved, best.choice, head, candidates, notes, written=written)
+    result = result_of(plan, best.method, best.moved, best.choice, head, candidates, notes)
     which = "calibration" if draws.held_out_fitted else "held-out"
     metrics = {**result.metrics, f"agreement on {which} inputs": best.agreement}
     return dataclasses.replace(result, metrics=metrics, compared_on=compared_on(plan))

@@ -1,14 +1,20 @@
-"""Measure a transport on labelled rows that it never saw: what is measured chooses nothing."""
+"""Measure a transport on labelled rows that it never saw, where what is measured chooses nothing; and how it
+answers as it is written, after strengths, heads and finishes, on inputs that nothing was fitted on.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from transship import parallel
 from transship.activations.readout import Reading, Readout, Task
 from transship.checkpoints.card import Input
 from transship.progress import Progress, quiet
+from transship.verbs.transport.account import CHECKED
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.labelled import MeasureRows
 from transship.verbs.transport.move import Moved
@@ -27,6 +33,7 @@ from transship.verbs.transport.scores import (
 )
 from transship.verbs.transport.statistics import Prepared
 from transship.verbs.transport.teacher import agreement
+from transship.verbs.transport.verdict import Check
 from transship.verbs.transport.weights import shifted
 
 # of the untouched and of the transported target
@@ -219,3 +226,48 @@ def _carried(head: CarriedHead, reading: Reading, labels: Tensor | str) -> float
     return (
         None if isinstance(labels, str) else _score(head.map.apply(reading.features.cpu().double()), labels)
     )
+
+
+def check(plan: Plan, result: Result) -> Result:
+    """Return a classifier's result with what it answers: as labelled on the validation rows, otherwise as the
+    fine-tuned source does on the inputs that were held out.
+    """
+    labels, draws = plan.labels, plan.draws
+    if plan.task != "classes" or (result.head is None and not plan.own_head):
+        return result
+    if isinstance(labels, Tensor) and not labels.dtype.is_floating_point and draws.validation is not None:
+        theirs = _share(_tuned_outputs(plan, draws.validation), labels)
+        share, common = (
+            _share(_outputs(plan, result, draws.validation), labels),
+            labels.long().bincount().max(),
+        )
+        checked = Check(share, len(labels), theirs, float(common) / len(labels))
+    elif len(draws.held_out):
+        wanted = _tuned_outputs(plan, draws.held_out)
+        assert wanted is not None
+        share = _share(_outputs(plan, result, draws.held_out), wanted.argmax(1))
+        checked = Check(share, len(draws.held_out), fitted=draws.held_out_fitted)
+    else:
+        return result
+    return dataclasses.replace(
+        result, check=checked, metrics={**result.metrics, CHECKED[checked.labelled]: share}
+    )
+
+
+def _outputs(plan: Plan, result: Result, inputs: Sequence[Any]) -> Tensor | None:
+    """Return what the target with the moved update says, through the head that is written."""
+    with torch.no_grad(), shifted(plan.target.model.model, result.moved.dense, result.strength):
+        reading = plan.target_readout.all(inputs)
+    if result.head is None:
+        return reading.outputs
+    return result.head.map.apply(reading.features.cpu().double())
+
+
+def _tuned_outputs(plan: Plan, inputs: Sequence[Any]) -> Tensor | None:
+    with plan.running_tuned() as tuned:
+        return tuned.all(inputs).outputs
+
+
+def _share(outputs: Tensor | None, labels: Tensor) -> float:
+    assert outputs is not None
+    return parallel.agreed(agreement(outputs.cpu(), labels.cpu(), "classes"))

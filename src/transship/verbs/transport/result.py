@@ -25,7 +25,7 @@ from transship.checkpoints.write import applied, write_checkpoint
 from transship.errors import OptionError, OutputError
 from transship.report import html, short_name
 from transship.targets import require_apart
-from transship.verbs.transport.account import WRITTEN, Account, Candidate, Choice
+from transship.verbs.transport.account import Account, Candidate, Choice
 from transship.verbs.transport.heads import CarriedHead
 from transship.verbs.transport.move import Moved
 from transship.verbs.transport.placing import beside, copy_of, how_to_load, install, plans_with
@@ -47,7 +47,7 @@ class Result(Account):
         if not math.isfinite(strength):
             raise OptionError(f"the strength is {strength}", where="strength", fix="give a finite number")
         choice = Choice(float(strength), (), "given")
-        return dataclasses.replace(self, choice=choice, metrics={}, measured=None)
+        return dataclasses.replace(self, choice=choice, metrics={}, measured=None, check=None)
 
     def model(self) -> nn.Module:
         """Return a copy of the target with the update added and the head in place."""
@@ -182,9 +182,8 @@ def result_of(
     head: CarriedHead | None,
     candidates: Sequence[Candidate] = (),
     notes: Sequence[str] = (),
-    written: float | None = None,
 ) -> Result:
-    """Put everything together; `written` is what the head that is written has on the validation rows."""
+    """Put everything together."""
     settings = plan.settings
     chosen = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     parameters = {
@@ -203,8 +202,6 @@ def result_of(
     metrics = {choice.by: choice.score} if choice.curve else {}
     if 0.0 in dict(choice.curve):
         metrics[f"{choice.by}, untouched target"] = dict(choice.curve)[0.0]
-    if written is not None:
-        metrics[WRITTEN] = written
     return Result(
         plan.source,
         plan.tuned,
@@ -219,16 +216,7 @@ def result_of(
         plan.update.adapter and bool(moved.factors),
         [*notes, *_asides(plan, moved, choice, head)],
         [*inputs, Input("data", plan.draws.name, plan.draws.fingerprint)],
-        **_validated(plan),
     )
-
-
-def _validated(plan: Plan) -> dict[str, Any]:
-    """Return how many labels chose the strength, and the share of their most common class."""
-    labels = plan.labels
-    if not isinstance(labels, torch.Tensor) or labels.dtype.is_floating_point or not len(labels):
-        return {}
-    return {"labels": len(labels), "majority": float(labels.long().bincount().max()) / len(labels)}
 
 
 def _asides(plan: Plan, moved: Moved, choice: Choice, head: CarriedHead | None) -> Iterator[str]:

@@ -19,7 +19,7 @@ from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.result import Result, result_of
 from transship.verbs.transport.statistics import Prepared, collect_statistics
-from transship.verbs.transport.teacher import AnyTeacher, Teacher, agreement
+from transship.verbs.transport.teacher import AnyTeacher, Teacher
 from transship.verbs.transport.weights import shifted
 
 # whenever it is done
@@ -47,7 +47,7 @@ def apply(plan: Plan, prepared: Prepared, method: TransportMethod, *, progress: 
     head = None
     if method.needs.head:
         head = fit_head(plan, prepared, method.needs.penalty, moved, choice.strength)
-    return result_of(plan, method, moved, choice, head, written=validated(plan, head, moved, choice))
+    return result_of(plan, method, moved, choice, head)
 
 
 def move_and_choose(
@@ -81,18 +81,6 @@ def fit_head(
         return carry_head(
             plan.target_readout, plan.tuned_readout, prepared.head_teacher, penalty, keep=plan.kept
         )
-
-
-def validated(plan: Plan, head: CarriedHead | None, moved: Moved, choice: Choice) -> float | None:
-    """Return how a head that is written does on the validation rows: while strengths were tried, another was
-    fitted for each, on fewer inputs.
-    """
-    inputs, labels = plan.draws.validation, plan.labels
-    if head is None or inputs is None or not isinstance(labels, Tensor):
-        return None
-    with shifted(plan.target.model.model, moved.dense, choice.strength):
-        features = plan.target_readout.all(inputs).features
-    return parallel.agreed(agreement(head.map.apply(features.cpu().double()), labels, plan.task))
 
 
 def choose_strength(
