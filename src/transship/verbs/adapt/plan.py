@@ -105,7 +105,8 @@ def make_plan(X: Any, y: Any, settings: Settings) -> AdaptPlan:  # noqa: N803
     settings.checked()
     method: AdaptMethod = build_method("adapt", settings.method, settings.method_options)
     split = split_rows(X, y, settings)
-    inputs = Inputs.fit(split.inputs, kind=settings.kind, missing=settings.missing)
+    reading: Any = {"kind": settings.kind, "missing": settings.missing, "held": split.held_inputs}
+    inputs = Inputs.fit(split.inputs, **reading)
     targets = Targets.fit(split.targets, task=settings.task, plane=len(inputs.size), seed=settings.seed)
     metric = find_metric(settings.metric, targets.task) if settings.metric else default_metric(targets.task)
     loss = find_loss(settings.loss, targets.task)

@@ -52,6 +52,17 @@ def test_shorter_rows_are_filled_up_with_a_symbol_of_their_own(texts: list[str])
     assert ids.shape == (len(texts), max(map(len, texts)))
 
 
+def test_an_event_alone_is_a_word_among_rows_of_several():
+    alphabet = Alphabet.of(["login", "login buy", "buy logout"])
+    assert alphabet.names == ("buy", "login", "logout", "")
+    assert alphabet.ids(["login"], 2).tolist() == [[1, 3]]
+
+
+def test_rows_held_out_have_a_say_in_symbols_and_length():
+    inputs = Inputs.fit(["AC", "CA"], kind="tokens", held=["ACGU"])
+    assert (inputs.channels, inputs.size) == (5, (4,))
+
+
 def test_rows_that_training_could_not_read_are_one_sentence():
     one_length, several = Alphabet.of(["ACG", "CGA"]), Alphabet.of(["ACG", "CG"])
     with pytest.raises(DataError, match="row 2 has the symbol 'T', which did not occur in training"):

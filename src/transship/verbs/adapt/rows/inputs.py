@@ -51,11 +51,15 @@ class Inputs:
     alphabet: Alphabet | None = None
 
     @classmethod
-    def fit(cls, values: Any, *, kind: Kind = "auto", missing: Missing = "refuse") -> Inputs:
-        """Read the training rows: their kind, shape and scales."""
+    def fit(cls, values: Any, *, kind: Kind = "auto", missing: Missing = "refuse", held: Any = ()) -> Inputs:
+        """Read the training rows: their kind, shape and scales.
+
+        Of text the rows held out have a say too: the longest row or the only one with a symbol may be there.
+        """
         if kind == "tokens" and is_text(values):
-            alphabet = Alphabet.of(values)
-            return replace(cls._fit_tokens(alphabet.ids(values)), alphabet=alphabet)
+            texts = [*values, *held]
+            alphabet = Alphabet.of(texts)
+            return replace(cls._fit_tokens(alphabet.ids(texts)), alphabet=alphabet)
         array = _numbers(values)
         kind = _kind(array, kind)
         if kind in ("series", "tokens") and is_one_hot(array, MOST_SYMBOLS):  # by any route the same

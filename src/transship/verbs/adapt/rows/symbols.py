@@ -20,7 +20,7 @@ class Alphabet:
 
     Attributes:
         names: of the symbols; the last one is `FILL` where rows differ in length.
-        words: whether a symbol is a word, because every row has spaces, and not a letter.
+        words: whether a symbol is a word, because rows have spaces in them, and not a letter.
     """
 
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ class Alphabet:
     def of(cls, texts: Iterable[Any]) -> Alphabet:
         """Return the alphabet of the training rows."""
         plain = [str(text) for text in texts]
-        words = all(len(text.split()) > 1 for text in plain)
+        words = any(len(text.split()) > 1 for text in plain)
         rows = [_symbols(text, words) for text in plain]
         names = sorted({symbol for row in rows for symbol in row})
         return cls((*names, *([FILL] if len({len(row) for row in rows}) > 1 else [])), words)
