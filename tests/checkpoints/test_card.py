@@ -45,11 +45,14 @@ def test_no_part_of_a_card_carries_a_local_path():
         summary="What /home/somebody/tuned learned, moved to ~/models/base at strength 0.5.",
         parameters={"data": "/home/somebody/data/texts.jsonl", "recipe": '{"model": "/home/somebody/a"}'},
         inputs=[Input("base", "/home/somebody/base", "0" * 64), Input("data", "owner/set", "1" * 64)],
+        notes=["Read with `/home/somebody/tool/run`."],
+        recipe="models:\n- model: /home/somebody/a\n- {model: ~/models/b}\n",
     )
     for text in card.files().values():
         assert "somebody" not in text
         assert "~/" not in text
     assert card.title == "tuned on base"
+    assert card.recipe == "models:\n- model: a\n- {model: b}\n"
     assert card.parameters == {"data": "texts.jsonl", "recipe": '{"model": "a"}'}
     assert json.loads(card.files()["transship.json"])["inputs"][1]["name"] == "owner/set"
 

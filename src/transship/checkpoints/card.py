@@ -112,7 +112,7 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         """Leave out where things lie on this machine."""
-        for name in ("title", "summary", "parameters", "metrics"):
+        for name in ("title", "summary", "notes", "parameters", "metrics", "recipe"):
             object.__setattr__(self, name, _public(getattr(self, name)))
 
     def markdown(self) -> str:

@@ -35,6 +35,14 @@ def refuse_links(folder: Path) -> None:
             inside(path, folder)
 
 
+def refuse_links_below(folder: Path) -> None:
+    """Refuse a folder of ours that holds a link to somewhere else at any depth: all of it is copied on."""
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root, name) for name in sorted([*folders, *files])):
+            if path.is_symlink():
+                inside(path, folder)
+
+
 def inside(path: Path, folder: Path) -> Path:
     """Return the path of a folder's file; refuse one that leads out of the folder.
 

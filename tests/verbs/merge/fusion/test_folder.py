@@ -1,6 +1,7 @@
 """A fusion on disk and on the command line: kept, killed, resumed, refused."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -392,3 +393,16 @@ def test_a_fusion_in_memory_says_that_it_cannot_be_saved(toy: Any, tmp_path: Pat
     fusion = toy.join(Fusion(toy.base, "average", heads="own"), 0)
     with pytest.raises(TransshipError, match="its base was given in memory"):
         fusion.save(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["inputs/t/secret", "tasks/t/LICENSE", "inputs/t"])
+def test_a_link_out_of_a_fusion_at_any_depth_is_refused(name: str, tmp_path: Path):
+    """What lies in a fusion goes along when a model joins, and a link would take a private file with it."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    place = tmp_path / "fusion" / name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(tmp_path / "private" if name == "inputs/t" else tmp_path / "private" / "key")
+    (tmp_path / "fusion" / "fusion.json").write_text("{}")
+    sentence = run("status", tmp_path / "fusion", code=2)
+    assert re.search(f"'?{name}'? is a link to a file outside the folder", sentence), sentence

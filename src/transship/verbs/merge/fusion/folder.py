@@ -24,6 +24,7 @@ from transship.activations import parameter_names
 from transship.atomic import atomic_folder, recover
 from transship.checkpoints import Input, ModelCard, TensorPlan, copied, write_file
 from transship.checkpoints.card import as_json
+from transship.checkpoints.claims import refuse_links_below
 from transship.checkpoints.write import carried_files, with_dtype, write_checkpoint
 from transship.errors import CheckpointError, OutputError
 from transship.geometry.maps import read_arrays, write_arrays
@@ -106,6 +107,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             "it is no fusion", where=str(folder), fix="make one with `transship merge start OUT --base B`"
         )
+    refuse_links_below(folder)
     about: dict[str, Any] = read_json(file, "start again")
     if about.get("format") != FORMAT or about.get("version") not in range(VERSION + 1):
         raise CheckpointError(
