@@ -114,8 +114,6 @@ class _Best:
 
 @dataclass(eq=False)
 class _Work:
-    """One finish as it runs."""
-
     lessons: Sequence[Lesson]
     movable: Movable
     settings: Finish

@@ -37,7 +37,6 @@ class Strengths:
     strength: float = 1.0
 
     def start(self) -> Tensors:
-        """Return s."""
         return {
             name: torch.full((len(change) if self.per == "row" and change.ndim else 1,), self.strength)
             for name, change in self.change.items()
@@ -73,7 +72,6 @@ class Weights:
         return {name: tensor.detach().float().clone() for name, tensor in self.tensors.items()}
 
     def weights(self, learnt: Mapping[str, Tensor]) -> Tensors:
-        """Return what is learnt as it is."""
         return dict(learnt)
 
 

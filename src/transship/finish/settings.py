@@ -44,7 +44,6 @@ class Finish:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range."""
         if self.moves not in MOVES:
             raise unknown(self.moves, MOVES, kind="finish", where="--finish")
         if self.steps < 0 or self.batch_size < 1:
@@ -75,7 +74,6 @@ class Finish:
 
     @property
     def most_steps(self) -> int:
-        """All steps with those of trials."""
         trials = len(self.rates) * self.trial
         return trials if self.trial == self.steps and trials else trials + self.steps
 

@@ -89,7 +89,6 @@ class FinishState:
         return {facts.number: facts for facts in runs}, load(self.file.read_bytes())
 
     def outcome(self, number: int) -> tuple[RunFacts, dict[str, Tensor]] | None:
-        """Return what a run that has ended came to."""
         facts = self.runs.get(number)
         return (facts, self._group(f"{number}.best.")) if facts is not None and facts.ended else None
 
@@ -117,7 +116,6 @@ class FinishState:
         self._write({**self.runs, facts.number: facts}, {**self._ended(), **running, **_best(facts, best)})
 
     def end(self, facts: RunFacts, best: Mapping[str, Tensor]) -> None:
-        """Note what a run came to."""
         facts = RunFacts(**{**asdict(facts), "curve": facts.curve, "ended": True})
         self.tensors = {**self._ended(), **_best(facts, best)}
         self.runs[facts.number] = facts

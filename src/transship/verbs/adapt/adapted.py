@@ -83,7 +83,6 @@ class Adapted:
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
         return next(self.network.embedder.parameters()).device
 
     @cached_property

@@ -119,7 +119,6 @@ class Recraft(Settings, BaseEstimator):  # type: ignore[misc]
         return save_adapted(self._fitted, folder, force=force)
 
     def report(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-        """Write a page to look at."""
         return html.write(fit_page(self._fitted), path, force=force)
 
     @property

@@ -256,7 +256,6 @@ def new_network(
 
 
 def _head(shape: HeadShape, seed: int) -> nn.Module:
-    """Return a head as it starts."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "head"))
         return shape.build()

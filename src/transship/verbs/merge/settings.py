@@ -55,7 +55,6 @@ class RunSettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a size that is none."""
         if not PARAMETERS.fullmatch(self.out_shard_size.strip().upper()):
             parse_bytes(self.out_shard_size, "--out-shard-size")
 

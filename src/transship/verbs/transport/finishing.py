@@ -156,8 +156,6 @@ def _sentence(settings: Finish, outcome: Finished) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Ended:
-    """A finished update."""
-
     moved: Moved
     head: CarriedHead | None
     outcome: Finished
@@ -258,7 +256,6 @@ def _row_lesson(
     head: CarriedHead | None,
     weight: float,
 ) -> Lesson:
-    """Return a lesson of one answer per input."""
     module, readout, task = plan.target.model.model, plan.target_readout, plan.task
 
     def read(weights: Mapping[str, Tensor], rows: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -31,11 +31,9 @@ class FeatureAlign(AdaptMethod):
     fa_batch: int = 128
 
     def phases(self) -> Sequence[Phase]:
-        """Return the alignment."""
         return [alignment(self.fa_steps, self.fa_rate, self.fa_batch)]
 
     def path(self, points: int) -> Sequence[tuple[dict[str, Any], str]]:
-        """Return shorter alignments."""
         return [({"fa_steps": place}, name) for place, name in places_along(points, self.fa_steps)]
 
 
@@ -56,11 +54,9 @@ class FeatureAlignment(Objective):
         return self.weight * self.alignment(pooled(tokens).float())
 
     def state(self) -> dict[str, Tensor]:
-        """Return the potentials."""
         return self.alignment.state()
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from these potentials."""
         self.alignment.load(state)
 
 

@@ -35,7 +35,6 @@ class FeatureAlignWarm(AdaptMethod):
     batch: int = 32
 
     def phases(self) -> Sequence[Phase]:
-        """Return alignment and warm-up."""
         return [
             alignment(self.fa_steps, self.fa_rate, self.fa_batch),
             warm_up(self.steps, self.rate, self.batch),

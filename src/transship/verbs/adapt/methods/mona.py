@@ -50,7 +50,6 @@ class Mona(AdaptMethod):
     source_weight: float = 1.0
 
     def phases(self) -> Sequence[Phase]:
-        """Return the bilevel stage."""
         parts: frozenset[Part] = frozenset({"embedder", "head"})
         outer = partial(Bilevel, method=self)
         return [Phase("bilevel", self.steps, self.rate, self.batch, outer, parts)]

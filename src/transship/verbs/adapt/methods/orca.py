@@ -38,7 +38,6 @@ class Orca(AdaptMethod):
     source_items: int = 1000
 
     def phases(self) -> Sequence[Phase]:
-        """Return the alignment."""
         distance = partial(DatasetDistance, source_items=self.source_items, per_class=self.per_class)
         return [Phase("otdd", self.steps, self.rate, None, distance, shared=False)]
 

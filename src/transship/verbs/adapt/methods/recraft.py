@@ -47,7 +47,6 @@ class RecraftMethod(AdaptMethod):
     select: bool = True
 
     def phases(self) -> Sequence[Phase]:
-        """Return FA and FLD."""
         if self.objective_order == "sum":
             both = partial(LabelDistortion, alignment=1.0)
             steps = self.fa_steps + self.fld_steps
@@ -90,12 +89,10 @@ class LabelDistortion(Objective):
         return loss if self.beside is None else loss + self.beside.of(tokens).to(loss.device)
 
     def state(self) -> dict[str, Tensor]:
-        """Return table and potentials."""
         beside = {} if self.beside is None else self.beside.state()
         return self.table.state() | {f"beside.{name}": value for name, value in beside.items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from these."""
         self.table.load(state)
         if self.beside is not None:
             self.beside.load({name.removeprefix("beside."): value for name, value in state.items()})

@@ -23,7 +23,6 @@ class Warm(AdaptMethod):
     batch: int = 32
 
     def phases(self) -> Sequence[Phase]:
-        """Return the warm-up."""
         return [warm_up(self.steps, self.rate, self.batch)]
 
 

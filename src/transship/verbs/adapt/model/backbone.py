@@ -199,7 +199,6 @@ class Backbone:
 
     @property
     def reads(self) -> Reads:
-        """What it was trained on."""
         return self.theta.reads
 
     @cached_property

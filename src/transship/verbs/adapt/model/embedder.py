@@ -32,7 +32,6 @@ class SavedShape:
     """A dataclass of numbers, words and tuples that JSON holds."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what JSON holds of it."""
         return dict(vars(self))
 
     @classmethod
@@ -76,7 +75,6 @@ class Shape(SavedShape):
 
     @property
     def tokens(self) -> int:
-        """How many tokens come out."""
         return self.prefix + self.grid[0] * self.grid[1]
 
 
@@ -111,7 +109,6 @@ class Embedder(nn.Module):
         self.prefix = nn.Parameter(torch.zeros(shape.prefix, shape.width)) if shape.prefix else None
 
     def forward(self, values: Float[Tensor, "inputs channels ..."]) -> Float[Tensor, "inputs tokens width"]:
-        """Return the tokens."""
         if self.shape.resize is not None and values.shape[2:] != self.shape.resize:
             values = functional.interpolate(
                 values, self.shape.resize, mode="bilinear", align_corners=False, antialias=False

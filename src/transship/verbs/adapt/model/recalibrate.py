@@ -59,7 +59,6 @@ class Recalibration:
     grams: Float[Tensor, "calibration labels labels"]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is kept on disk."""
         return dict(vars(self))
 
 
@@ -90,7 +89,6 @@ class Head:
         return {name: value.contiguous() for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def about(self) -> dict[str, Any]:
-        """Return everything else."""
         facts = {"accuracy": self.accuracy, "error": self.error, "omega": self.omega}
         return {**facts, "grid": [vars(point) for point in self.grid]}
 

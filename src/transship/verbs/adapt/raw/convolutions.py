@@ -64,7 +64,6 @@ class RandomConvolutions:
 
     @property
     def kernels(self) -> int:
-        """The number of kernels."""
         return sum(len(group.biases) for group in self.groups)
 
     def features(self, rows: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ class Alphabet:
 
     @classmethod
     def of(cls, texts: Iterable[Any]) -> Alphabet:
-        """Return the alphabet of the training rows."""
         plain = [str(text) for text in texts]
         words = any(len(text.split()) > 1 for text in plain)
         rows = [_symbols(text, words) for text in plain]

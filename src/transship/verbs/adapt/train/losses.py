@@ -115,7 +115,6 @@ class LabelTable:
         return table_loss(source, self.codes[index], self.update(source.detach(), index))
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a resumed run needs."""
         tensors = {"table": self.table, "rows": self.rows}
         return {name: value for name, value in tensors.items() if value is not None}
 
@@ -163,7 +162,6 @@ class SinkhornAlignment:
         return torch.addmm(squares, self._centred, moved.T, alpha=-2.0).clamp_min(_LEAST).sqrt()
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a resumed run needs."""
         return {} if self._source is None else {"potential": self._source}
 
     def load(self, state: dict[str, Tensor]) -> None:

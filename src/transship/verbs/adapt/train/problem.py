@@ -56,7 +56,6 @@ class LearningRows:
     base: Tensor | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.inputs)
 
 
@@ -174,7 +173,6 @@ class Objective:
         self.problem = problem
 
     def loss(self, index: Index, step: int, steps: int) -> Float[Tensor, ""]:
-        """Return the loss of a batch of training rows."""
         raise TypeError(f"{type(self).__name__} defines no loss")
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
