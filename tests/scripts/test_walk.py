@@ -121,7 +121,7 @@ def translate_apply(folder: Path) -> dict[str, set[str]]:
 # numbers that may only fall
 @pytest.mark.parametrize(
     ("command", "most"),
-    [(transport, 82), (merge_run, 52), (merge_add, 74), (adapt_fit, 71), (translate_apply, 26)],
+    [(transport, 82), (merge_run, 50), (merge_add, 74), (adapt_fit, 71), (translate_apply, 26)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_command_leads_through_few_files(
