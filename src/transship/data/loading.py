@@ -58,7 +58,7 @@ def text(
     pair: str | Literal[False] | None = None,
     **reading: Unpack[ReadOptions],
 ) -> Dataset:
-    """Return texts (txt, jsonl, json, csv, tsv, parquet, hub): kind `text`, or `pair` for two text columns.
+    """Return texts (txt, jsonl, json, csv, tsv, fasta, parquet, hub): `text`, or `pair` for two text columns.
 
     Args:
         reference: a path, a name in the data folders, or a hub id `owner/name[@revision]`.

@@ -133,8 +133,8 @@ _PLANE, _SOUND = "patch_embed", ("conv1", "conv2", "embed_positions", "layers", 
 
 def _door_of(model: nn.Module, name: str) -> _Door:
     """Return the shallowest door of the model."""
-    for path, holder in sorted(model.named_modules(), key=lambda pair: pair[0].count(".") + bool(pair[0])):
-        del path
+    holders = sorted(model.named_modules(), key=lambda named: named[0].count(".") + bool(named[0]))
+    for _, holder in holders:
         if all(isinstance(getattr(holder, part, None), nn.Module) for part in _SOUND):
             return _Door(holder, holder, "", holder, "audio")
         for key in ("embeddings", _PLANE):
