@@ -471,6 +471,11 @@ def read_tsv(data: bytes, folder: Path) -> None:
     read_rows(data, folder, "x.tsv")
 
 
+@target("fasta", text_files(">s1 label=a\nACGT\nAC\n>s2 label=b\nGGT*\n"))
+def read_fasta(data: bytes, folder: Path) -> None:
+    read_rows(data, folder, "x.fasta")
+
+
 @target("txt", text_files("one\ntwo words\n\nthree\r\n"))
 def read_txt(data: bytes, folder: Path) -> None:
     read_rows(data, folder, "x.txt")
