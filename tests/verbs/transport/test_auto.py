@@ -244,6 +244,16 @@ def test_a_spent_budget_leaves_candidates_out_and_says_so(kit):
         transport(*models, budget=-1.0, **given)
 
 
+def test_a_finish_that_nobody_asked_for_keeps_to_the_budget(kit, monkeypatch):
+    monkeypatch.setattr("transship.verbs.transport.finishing.LEAST_INPUTS", 8)
+    given = {"data": kit.pictures(32), "batches": 1}
+    result = transport(*strangers(kit), budget=1e-4, **given)
+    assert any("it was not finished: that may take" in note for note in result.notes)
+    assert not any("finish" in candidate.method for candidate in result.candidates)
+    asked = transport(*strangers(kit), budget=1e-4, finish="weights:2", **given)
+    assert any("finish" in candidate.method for candidate in asked.candidates)
+
+
 def test_a_budget_allows_what_ends_before_it_does():
     now = [0.0]
     budget = Budget(10.0, lambda: now[0])

@@ -1,15 +1,17 @@
 """Move a fine-tune to another base model: plan, prepare, apply, measure."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transship import folders
-from transship.progress import Progress, keeping, quiet
+from transship.progress import Progress, duration, keeping, quiet
 from transship.registry import build_method
 from transship.verbs.transport.auto import choose_method
-from transship.verbs.transport.finishing import check_finish, finish_transport
+from transship.verbs.transport.finishing import check_finish, cost_of, finish_transport
 from transship.verbs.transport.measure import check, measure
+from transship.verbs.transport.pace import Budget
 from transship.verbs.transport.plan import Plan
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.request import Request, make_plan
@@ -97,15 +99,32 @@ def transport(
 
 def carry_out(plan: Plan, *, progress: Progress = quiet) -> Result:
     """Do what a plan says: with its method or the best of several, measured where it has rows for that."""
+    budget = Budget.of(plan.settings.budget)
     with keeping("statistics", plan.folder):
         if plan.method is None:
             result, prepared = choose_method(plan, progress=progress)
         else:
             prepared = prepare(plan, plan.method, progress=progress)
             result = apply(plan, prepared, plan.method, progress=progress)
-        result = finish_transport(plan, prepared, result, progress=progress)
+        if note := _no_time_to_finish(plan, budget):
+            result = dataclasses.replace(result, notes=[*result.notes, note])
+        else:
+            result = finish_transport(plan, prepared, result, progress=progress)
         result, rows = check(plan, result), plan.measured_on
         return result if rows is None else measure(plan, prepared, result, rows, progress=progress)
+
+
+def _no_time_to_finish(plan: Plan, budget: Budget) -> str:
+    """Say that a finish which nobody asked for would take longer than the budget leaves, if so."""
+    if budget.end is None or plan.settings.finish != "auto" or (cost := cost_of(plan)) is None:
+        return ""
+    if budget.allows(cost.seconds):
+        return ""
+    takes, minutes = duration(cost.seconds), duration(60.0 * (plan.settings.budget or 0.0))
+    return (
+        f"it was not finished: that may take {takes}, and the budget of {minutes} leaves less; --finish "
+        "weights does it all the same"
+    )
 
 
 def as_method(

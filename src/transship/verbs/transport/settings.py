@@ -98,7 +98,8 @@ class Settings:
             does.
         classes: names of CLIP's classes: every model then gets a zero-shot head through its own text tower.
         templates: a sentence about a class, with {} for its name; may be given several times.
-        budget: for `--method auto`: the most minutes for comparing methods. The rest is left out.
+        budget: for `--method auto`: minutes that comparing and the finish may take. What there is no time for
+            is left out.
         finish: a short training without labels, on the answers of the fine-tuned source: none, tensor, row or
             weights, with :STEPS for its length. auto: weights where the method is auto.
         keep_weight: weight of the inputs of --keep in a finish; those of the task have 1.
