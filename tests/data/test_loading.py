@@ -156,6 +156,7 @@ def test_wide_tables_of_numbers_are_series_and_the_guess_is_said(
     np.testing.assert_allclose(np.asarray(rows.inputs)[1], np.sin(2 * np.arange(12)), atol=1e-4)
     assert [rows.label_names[label] for label in rows.labels] == ["1", "2", "1", "2", "1"]
     assert said in caplog.text
+    assert len(caplog.records) == 1, "one guess, one note"
 
 
 def test_a_folder_of_the_ucr_archive_has_its_splits(tmp_path: Path):

@@ -34,7 +34,8 @@ def wide_kind(table: DataTable, options: Options) -> Literal["series", "array"] 
     stems = {end[1] for end in ends if end is not None}
     if len(numbers) < len(used) or len(stems) > 1 or np.any(np.diff(numbers) != 1):
         return "array"
-    _log.warning("%s: the columns %s to %s are read as a series", table.source, used[0], used[-1])
+    if table.headed:  # otherwise the guess has been said
+        _log.warning("%s: the columns %s to %s are read as a series", table.source, used[0], used[-1])
     return "series"
 
 

@@ -27,6 +27,8 @@ _SPLIT_IN_NAME = re.compile(
 class DataTable(ABC):
     """Columns of equal length. `column` gives a pyarrow ChunkedArray, `rows_of` rows that are read lazily."""
 
+    headed = True  # whether the names of its columns are the file's own
+
     def __init__(
         self, source: str, names: Sequence[str], count: int, classes: Mapping[str, Sequence[str]]
     ) -> None:
@@ -294,7 +296,8 @@ def _unquote(field: str) -> str:
 
 
 def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> DataTable:
-    if has_no_header(rows[0][1]):
+    headed = not has_no_header(rows[0][1])
+    if not headed:
         rows = [(0, column_names(file, rows)), *rows]
     names = [name.strip() for name in rows[0][1]]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -312,7 +315,9 @@ def _table_of_fields(file: Path, rows: Sequence[tuple[int, list[str]]]) -> DataT
                 fix="give every line the same fields (quote a field that holds the separator)",
             )
     columns = {name: [row[place] for _, row in rows[1:]] for place, name in enumerate(names)}
-    return MemoryTable(str(file), columns, len(rows) - 1, folder=file.parent)
+    table = MemoryTable(str(file), columns, len(rows) - 1, folder=file.parent)
+    table.headed = headed
+    return table
 
 
 def _joined(files: Sequence[Path], source: str) -> DataTable:
