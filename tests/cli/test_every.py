@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,3 +139,11 @@ def test_shells_complete_commands_and_options(shell: str, monkeypatch: pytest.Mo
     with pytest.raises(SystemExit):
         group.main(prog_name="transship")
     assert "run" in capsys.readouterr().out
+
+
+def test_a_log_needs_no_module_that_windows_lacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "resource", None)
+    main(["-v", "methods", "translate"])
+    assert re.search(r"transship\.cli: took [\d.]+ s$", capsys.readouterr().err, re.MULTILINE)

@@ -100,10 +100,14 @@ def _verbose(context: click.Context, option: click.Parameter, count: int) -> Non
 
 def _account(begun: float) -> None:
     """Say what the command took."""
-    import resource  # not on Windows
-
+    took = f"took {duration(time.monotonic() - begun)}"
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        _LOG.info("%s", took)
+        return
     most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _LOG.info("took %s and at most %s of memory", duration(time.monotonic() - begun), format_bytes(most))
+    _LOG.info("%s and at most %s of memory", took, format_bytes(most))
 
 
 class _Warnings(logging.Handler):
