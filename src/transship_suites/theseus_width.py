@@ -24,6 +24,7 @@ from transship_suites.runner import (
     product,
 )
 from transship_suites.theseus.declared import (
+    AUTO,
     BOUNDS,
     COLUMNS,
     PAPER,
@@ -32,6 +33,8 @@ from transship_suites.theseus.declared import (
     SMALL_BASELINES,
     averages,
     bound_rows,
+    finish_claims,
+    finish_table,
     metric_of,
     table_by_count,
     table_of_methods,
@@ -140,6 +143,8 @@ suite = Suite(
             at_least=0.68,
             source="ours",
         ),
+        *finish_claims("wider", "narrow to wide"),
+        *finish_claims("narrower", "wide to narrow"),
     ),
     scales={
         "quick": Scale(
@@ -206,6 +211,8 @@ suite = Suite(
                     PAPER_ROLES.format("theseus"),
                     "gradient + carry",
                     "gradient + carry, kept",
+                    AUTO,
+                    f"{AUTO}, its control",
                     "40 training steps on pseudo-labels",
                     "160 training steps on pseudo-labels",
                     "ridge head on 1000 true labels",
@@ -228,6 +235,8 @@ suite = Suite(
             ),
             setting=f"{SETTING}. The paper's narrow target is of DataComp-XL, its narrow source of LAION-2B",
         ),
+        finish_table("Narrow to wide, finished without a label, eight tasks", "wider"),
+        finish_table("Wide to narrow, finished without a label, eight tasks", "narrower"),
         table_of_methods(
             "One shape, other pre-training",
             "same",

@@ -10,6 +10,7 @@ from transship_suites.otmf.names import (
     BASE,
     BASELINES,
     CARRIED,
+    FINISHED,
     KEPT,
     LABEL_HEADS,
     MIX,
@@ -20,6 +21,8 @@ from transship_suites.otmf.names import (
     PAPER,
     POLISHED,
     SWEPT,
+    UNFINISHED,
+    UNMERGED,
 )
 from transship_suites.runner import Claim, Quantity, cell, highest
 
@@ -65,6 +68,19 @@ def ours() -> tuple[Claim, ...]:
             "heads carried + polish.",
             accuracy(KEPT, POLISHED) - best,
             -0.005,
+        ),
+    ]
+    finished = cell("accuracy", method=FINISHED, kept="all")
+    first += [
+        (
+            "A finish of the average without labels is at least 1.5 points above that of the base.",
+            finished - cell("accuracy", method=UNMERGED, kept="all"),
+            0.015,
+        ),
+        (
+            "It is at least 1 point above the average that is not finished.",
+            finished - cell("accuracy", method=UNFINISHED, kept="all"),
+            0.01,
         ),
     ]
     return tuple(

@@ -17,10 +17,12 @@ from transship_suites.otmf.names import (
     CARRIED,
     CONTROLLED,
     FEW,
+    FINISHED,
     HEADS,
     INDIVIDUAL,
     JOINT,
     JOINT_HEADS,
+    KEPT_INPUTS,
     LABEL_HEADS,
     MIX,
     ORDERS,
@@ -36,6 +38,8 @@ from transship_suites.otmf.names import (
     THE_PAPER,
     TOGETHER,
     TUNED,
+    UNFINISHED,
+    UNMERGED,
     UNSWEPT,
     WAYS,
     WIDE,
@@ -134,6 +138,7 @@ def cases(options: Options) -> list[dict[str, Any]]:
         ordered = [{"part": "continual", "method": method, "order": order} for order in range(orders)]
         listed += [{"part": SHARED}, *ordered[1:]] if shared and method == OTMF else ordered
     listed += [{"part": "joint", "method": method} for method in options["joint"]]
+    listed += [{"part": "finish", "kept": kept} for kept in options["finish"]]
     swept = [alpha for alpha in options["alphas"] if not (shared and alpha == ALPHA)]
     return listed + [{"part": "sweep", "method": SWEPT, "alpha": alpha} for alpha in swept]
 
@@ -176,6 +181,7 @@ def tables(setting: str) -> tuple[PaperTable, ...]:
                 Heading("CPU seconds of merging", "seconds", digits=1),
             ),
         ),
+        _finish_table(),
         _joint_table(setting),
         _sweep_table(setting),
     )
@@ -261,6 +267,19 @@ def _ablation_table(setting: str) -> PaperTable:
     )
 
 
+def _finish_table() -> PaperTable:
+    rows = (UNFINISHED, FINISHED, UNMERGED)
+    return PaperTable(
+        title="Finished on kept inputs without a label, first order",
+        rows=tuple(
+            Condition(f"{name}, {kept} inputs kept", {"method": name, "kept": kept})
+            for kept in KEPT_INPUTS
+            for name in rows
+        ),
+        columns=(percent("ACC", "accuracy"), Heading("CPU seconds of all steps", "seconds", digits=1)),
+    )
+
+
 def _joint_table(setting: str) -> PaperTable:
     rows = [Condition(BASE, {"method": BASE}), *(Condition(name, {"method": name}) for name in JOINT)]
     return PaperTable(
@@ -331,7 +350,9 @@ def small_suite(
     """
     claims = (*ours(), *theirs(), sweep_claim())
     few = {"methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1), "joint": ["joint TIES"], "alphas": []}
+    few |= {"finish": ["all"], "finish steps": 60}
     every = {"methods": dict(ORDERS), "joint": list(JOINT), "alphas": list(ALPHAS)}
+    every |= {"finish": list(KEPT_INPUTS), "finish steps": None}
     return Suite(
         paper=THE_PAPER.at(where),
         claims=claims,

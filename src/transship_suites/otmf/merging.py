@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,9 +14,20 @@ from transship.verbs.merge.fusion import Fusion
 from transship.verbs.merge.fusion.origin import ModuleOrigin
 from transship.verbs.merge.joint import JointTask, merge_updates_of
 from transship.verbs.merge.protocol import continual_method
-from transship_suites.runner import Experiment
+from transship.verbs.merge.tasks.heads import accuracy
+from transship_suites.otmf.names import FINISHED, UNFINISHED, UNMERGED
+from transship_suites.otmf.trajectory import TunedTask
+from transship_suites.runner import Experiment, Measurement
 
 Listed = TypeVar("Listed")
+
+
+# row → strength of the average, and its finish
+ENDINGS: dict[str, tuple[float | str, str]] = {
+    UNFINISHED: ("norm", "none"),
+    FINISHED: ("norm", "weights"),
+    UNMERGED: (0.0, "weights"),
+}
 
 
 class Merging(Experiment):
@@ -42,6 +54,40 @@ class Merging(Experiment):
             **self.reading,
             **more,
         )
+
+    def finishes(
+        self, base: nn.Module, arrivals: Sequence[TunedTask], inputs: int | None, steps: int | None
+    ) -> Iterator[Measurement]:
+        """Measure the average, its finish on kept inputs without a label, and that of the unmerged base.
+
+        Args:
+            base: what they start from.
+            arrivals: fine-tunes in their order.
+            inputs: that are kept of each task; None for all that are known.
+            steps: of a finish; None for as many as it takes by default.
+        """
+        for title, (strength, finish) in ENDINGS.items():
+            asked = finish if steps is None or finish == "none" else f"{finish}:{steps}"
+            fusion = Fusion(
+                base,
+                "average",
+                keep_inputs=inputs,
+                strength=strength,
+                finish=asked,
+                evaluate=False,
+                seed=self.draw("merge"),
+                **self.reading,
+            )
+            start = time.process_time()
+            for arrival in arrivals:
+                last = arrival is arrivals[-1]
+                fusion.add(arrival.state, arrival.known.inputs, name=arrival.name, finish=last)
+            seconds = time.process_time() - start
+            shares = {
+                arrival.name: accuracy(fusion.predict(arrival.name, arrival.test), arrival.test_labels)
+                for arrival in arrivals
+            }
+            yield Measurement({"method": title}, {"accuracy": mean_of(shares), "seconds": seconds})
 
     def together(
         self,

@@ -26,6 +26,9 @@ HEADS = (OWN, PAPER, TUNED, ONCE, CARRIED, POLISHED)
 # carried onto features of the last three blocks, not of the last one only
 WIDE, WIDE_POLISHED = "carried, three blocks", "carried, three blocks + polish"
 
+# how many inputs of each task a finish has: all that are known of it, or so many
+KEPT_INPUTS: dict[int | str, int | None] = {"all": None, 200: 200}
+
 # carried on few inputs: how many, and what the ridge shrinks to
 FEW: dict[int | str, int | None] = {50: 50, 100: 100, 200: 200, "all": None}
 PRIORS: dict[str, dict[str, Any]] = {
@@ -59,6 +62,7 @@ class Way:
 
 OTMF, MIX, PAIRED = "OTMF", "OTMF without masks", "OTMF, paired distance"
 KEPT = "average, norm kept"
+UNFINISHED, FINISHED, UNMERGED = f"{KEPT}, no finish", f"{KEPT}, finished", "base, finished"
 RUNNING, SWEPT = "OTMF, α = (t−1)/t", "OTMF, sweep"
 ALPHA = 0.8  # of OTMF where nothing else is said: its first order is that point of the sweep
 SHARED = "OTMF in its first order"  # the part of the case that is both

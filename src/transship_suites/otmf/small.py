@@ -35,6 +35,7 @@ from transship_suites.otmf.names import (
     INDIVIDUAL,
     JOINT,
     JOINT_INPUTS,
+    KEPT_INPUTS,
     OTMF,
     OWN,
     PAPER,
@@ -151,7 +152,7 @@ class SmallMerging(Merging):
         body = copy.deepcopy(self.base)
         for arrival in arrivals:
             start = time.process_time()
-            fusion.add(_state(arrival), arrival.known.inputs, name=arrival.name)
+            fusion.add(arrival.state, arrival.known.inputs, name=arrival.name)
             if seconds is not None:
                 seconds.append(time.process_time() - start)
             body.load_state_dict(fusion.parameters, strict=True)
@@ -171,6 +172,9 @@ class SmallMerging(Merging):
             yield from self._swept(Way("otmf", {**WAYS[OTMF].options, "alpha": case["alpha"]}))
         elif case["part"] == "joint":
             yield from self._joint(JOINT[case["method"]])
+        elif case["part"] == "finish":
+            kept, steps = KEPT_INPUTS[case["kept"]], self.options["finish steps"]
+            yield from self.finishes(self.base, self.in_order(0), kept, steps)
         else:
             yield from self._continual(case["method"], WAYS[case["method"]], case["order"])
 
@@ -228,7 +232,7 @@ class SmallMerging(Merging):
         arrivals, start = self.in_order(0), time.process_time()
         merged = self.together(
             self.base,
-            {arrival.name: _state(arrival) for arrival in arrivals},
+            {arrival.name: arrival.state for arrival in arrivals},
             {arrival.name: arrival.known.inputs[:JOINT_INPUTS] for arrival in arrivals},
             way.method,
             way.options,
@@ -361,15 +365,6 @@ def base_by_order(base: BodyView, orders: Sequence[Sequence[TunedTask]]) -> list
         first = by_order[0] if by_order else {}
         by_order.append({**first, **{heads: _metrics(quality) for heads, quality in measured.items()}})
     return by_order
-
-
-def _state(arrival: TunedTask) -> dict[str, Any]:
-    """Return a fine-tune as `Fusion` takes it: the body's weights and those of its head."""
-    return {
-        **arrival.model.state_dict(),
-        "head.weight": arrival.head.weight,
-        "head.bias": arrival.head.bias,
-    }
 
 
 def _linear_head(head: nn.Linear) -> LinearHead:

@@ -77,6 +77,16 @@ class TunedTask:
     test: Tensor
     test_labels: Tensor
 
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The fine-tune as `Fusion` takes it: the body's weights and those of its head."""
+        assert self.head.bias is not None
+        return {
+            **self.model.state_dict(),
+            "head.weight": self.head.weight,
+            "head.bias": self.head.bias,
+        }
+
     def accuracy(self, body: Callable[[Tensor], Tensor], head: LinearHead) -> float:
         """Return the accuracy of a head on a body's features of the test inputs."""
         return accuracy(head(encode(body, self.test)), self.test_labels)

@@ -14,13 +14,13 @@ from transship.activations.readout import Readout
 from transship.data import wrap
 from transship.geometry import ridge_of
 from transship.registry import build_method
-from transship.verbs.transport.settings import PAPER
+from transship.verbs.transport.settings import PAPER, Settings
 from transship_suites.materials import small_vision as networks
 from transship_suites.materials.small_vision import LabelledRows, VitShape
 from transship_suites.runner import Case, Context, Measurement
-from transship_suites.theseus.declared import PAPER_ROLES, SMALL_BASELINES
+from transship_suites.theseus.declared import AUTO, FINISHES, PAPER_ROLES, SMALL_BASELINES, START, finish_rows
 from transship_suites.theseus.transports import Transports
-from transship_suites.theseus.work import Work
+from transship_suites.theseus.work import Work, by_default
 
 TUNE_ROWS, CALIBRATION_ROWS = 10000, 4000
 VALIDATION_ROWS, TEST_ROWS, CLEAN_ROWS = 250, 1000, 500
@@ -129,6 +129,7 @@ class SmallTransports(Transports):
         for name in ("theseus", *SMALL_BASELINES, "random"):
             yield self.moved(plan, name, batches=10)
         yield from self._ours(plan)
+        yield from self._finished()
         # the paper leaves patches, positions, tokens and heads where they are, for its baselines too
         paper = self.plan(batches=10, roles=PAPER)
         for name in ("theseus", *SMALL_BASELINES):
@@ -140,6 +141,7 @@ class SmallTransports(Transports):
         for name in ("theseus", *SMALL_BASELINES):
             yield self.moved(plan, name, batches=10)
         yield from self._ours(plan)
+        yield from self._finished()
         for batches in self.options["batches"]:
             if batches != 10:
                 yield self.moved(self.plan(batches=batches), "theseus", batches=batches)
@@ -152,6 +154,18 @@ class SmallTransports(Transports):
             yield self.moved(plan, "carry", {"body": body}, title=title, batches=10)
         yield self.moved(plan, "carry", {"body": "gradient"}, title="gradient + carry", batches=10)
         yield from self._path(plan)
+
+    def _finished(self) -> Iterator[Measurement]:
+        """Finishes of the update that four path steps moved, each with its control; no label is read."""
+        plan = self.plan(validation=False, path_steps=4)
+        start = plan.run(build_method("transport", "gradient", {"blend": 1.0}))
+        yield self.row(start.model(), START, strength=start.strength)
+        for finish, kept in FINISHES:
+            keep = self.clean_calibration.numpy() if kept else None
+            for title, result in zip(
+                finish_rows(finish, kept=kept), plan.finish(start, finish, keep=keep), strict=True
+            ):
+                yield self.row(result.model(), title)
 
     def _by_shots(self, *methods: str) -> Iterator[Measurement]:
         for shots in self.options["shots"]:
@@ -188,6 +202,10 @@ class SmallTransports(Transports):
         yield self.moved(plan, "carry", body, title="gradient + carry", batches=10)
         yield self.moved(plan, "carry", body, title="gradient + carry, kept", batches=10, keep=keep)
         yield from self._controls(plan)
+        settings = Settings(validation=False, seed=self.draw("draw"))
+        finished, control = by_default(self.source, self.tuned, self.target, self.data, settings)
+        yield self.row(finished.model(), AUTO, strength=finished.strength)
+        yield self.row(self.target if control is None else control.model(), f"{AUTO}, its control")
         start = plan.run("theseus").model()
         starts = {"from the target": self.target, "from the transported start": start}
         yield from self.warm_start(starts, self.options["warm"])

@@ -23,12 +23,23 @@ from transship.verbs.transport import (
 )
 from transship.verbs.transport import apply as apply_method
 from transship.verbs.transport.account import Choice
+from transship.verbs.transport.auto import choose_method
+from transship.verbs.transport.finishing import finish_with_control
 from transship.verbs.transport.move import move
 from transship.verbs.transport.protocol import TransportMethod
 from transship.verbs.transport.rows import Draws, draw_kept
 from transship.verbs.transport.runner import choose_strength, fit_head
 from transship.verbs.transport.teacher import Teacher, teach
 from transship.verbs.transport.weights import Kinship, kinship
+
+
+def by_default(
+    source: Any, tuned: Any, target: Any, data: Any, settings: Settings
+) -> tuple[Result, Result | None]:
+    """Return what `transport` gives without a method, and its finish's control where it finishes."""
+    plan = make_plan(Request(source=source, tuned=tuned, target=target, data=data, settings=settings))
+    result, prepared = choose_method(plan)
+    return finish_with_control(plan, prepared, result)
 
 
 @dataclass
@@ -71,11 +82,22 @@ class Work:
 
     def run(self, method: str | TransportMethod, *, keep: Any = None) -> Result:
         chosen: TransportMethod = build_method("transport", method) if isinstance(method, str) else method
-        settings, plan = self.plan.settings, self.plan
-        if keep is not None:
-            kept = draw_kept(keep, settings.head_inputs, settings.batch_size, settings.seed)
-            plan = dataclasses.replace(plan, kept=kept)
-        return apply_method(plan, self.ready(chosen), chosen)
+        return apply_method(self._keeping(keep), self.ready(chosen), chosen)
+
+    def _keeping(self, keep: Any) -> Plan:
+        settings = self.plan.settings
+        if keep is None:
+            return self.plan
+        kept = draw_kept(keep, settings.head_inputs, settings.batch_size, settings.seed)
+        return dataclasses.replace(self.plan, kept=kept)
+
+    def finish(self, result: Result, finish: str, *, keep: Any = None) -> tuple[Result, Result]:
+        """Return what was moved last after a finish, and the finish's control."""
+        assert self.prepared is not None
+        plan = self.with_settings(finish=finish)._keeping(keep)
+        finished, control = finish_with_control(plan, self.prepared, result)
+        assert control is not None, "a finish of no steps has no control"
+        return finished, control
 
     def with_head(self, result: Result, method: TransportMethod) -> Result:
         prepared = self.ready(method)

@@ -66,7 +66,9 @@ def test_the_full_scale_has_three_orders_three_seeds_and_everything_that_the_pap
     swept = [case for case in cases if case["part"] == "sweep"]
     others = [alpha for alpha in names.ALPHAS if alpha != names.ALPHA]
     assert swept == [{"part": "sweep", "method": names.SWEPT, "alpha": alpha} for alpha in others]
-    assert len(cases) == 1 + len(merged) + len(joint) + len(swept)
+    finished = [case for case in cases if case["part"] == "finish"]
+    assert finished == [{"part": "finish", "kept": kept} for kept in ("all", 200)]
+    assert len(cases) == 1 + len(merged) + len(joint) + len(swept) + len(finished)
 
 
 def test_the_suite_of_texts_has_the_rows_and_controls_of_that_of_pictures():
@@ -79,7 +81,7 @@ def test_the_suite_of_texts_has_the_rows_and_controls_of_that_of_pictures():
     kinds = [
         {case["part"] for case in each.cases(each.scales["quick"].options)} for each in (pictures_, texts)
     ]
-    assert kinds == [{"bounds", "continual", "joint"}] * 2
+    assert kinds == [{"bounds", "continual", "joint", "finish"}] * 2
 
 
 def levels_of(table: PaperTable) -> list[Mapping[str, Any]]:
@@ -114,7 +116,7 @@ def test_otmf_and_the_sweep_share_a_case_where_both_are_asked_for():
     assert output.alpha == names.ALPHA  # type: ignore[attr-defined]
 
     def parts(methods: dict[str, int], alphas: list[float]) -> list[Any]:
-        options = {"methods": methods, "joint": [], "alphas": alphas}
+        options = {"methods": methods, "joint": [], "alphas": alphas, "finish": []}
         return [(case["part"], case.get("order", case.get("alpha"))) for case in declared.cases(options)][1:]
 
     assert parts({OTMF: 2}, [0.6, 0.8]) == [(names.SHARED, None), ("continual", 1), ("sweep", 0.6)]
@@ -190,7 +192,8 @@ def test_medians_are_over_orders_and_seeds():
 
 def tiny(name: str, **options: Any) -> Suite:
     suite = load_suite(name)
-    scale = Scale(seeds=1, minutes=0.1, options={**suite.scales["full"].options, **options})
+    few = {**suite.scales["full"].options, "finish": ["all"], "finish steps": 4, **options}
+    scale = Scale(seeds=1, minutes=0.1, options=few)
     return dataclasses.replace(suite, scales={**suite.scales, "quick": scale})
 
 
@@ -214,6 +217,8 @@ def check(result: SuiteResult, suite: Suite) -> None:
     for row, cells in zip(main.rows, main.cells, strict=True):
         if row in (names.BASE, "average", OTMF, MIX, PAIRED):
             assert all(each.seeds == 1 and 0 <= (each.mean or 0) <= 100 for each in cells), row
+    finished = by_name["Finished on kept inputs without a label, first order"]
+    assert [cells[0].seeds for cells in finished.cells] == [1, 1, 1, 0, 0, 0]
     base, fixed = main.rows.index(names.BASE), by_name["BWT by kind of head (own heads never change)"]
     assert fixed.cells[base][0].mean == 0.0  # nothing merged, nothing forgotten
     curve = result.curves[0]

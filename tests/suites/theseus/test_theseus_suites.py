@@ -13,7 +13,7 @@ from transship_suites.runner import Case, Context, Measurement, PaperTable, Suit
 from transship_suites.runner.context import Cache
 from transship_suites.runner.quantities import Combined, MetricMean, Quantity
 from transship_suites.theseus import small as bench
-from transship_suites.theseus.declared import BOUNDS
+from transship_suites.theseus.declared import AUTO, BOUNDS
 
 FEW_STEPS = {"pretrain": 6, "tune": 6, "warm": [0, 1, 2]}
 FEW_ROWS = {
@@ -26,7 +26,16 @@ FEW_ROWS = {
 }
 PARTS = ("wider", "narrower", "budget", "same", "deeper", "finer")
 # trained or fitted on the target itself, so that there is no strength
-UNMOVED = (*BOUNDS, "40 training steps", "160 training steps", "ridge head")
+UNMOVED = (
+    *BOUNDS,
+    "finish",
+    "random update, finish",
+    "untouched target, finish",
+    f"{AUTO}, its",
+    "40 training steps",
+    "160 training steps",
+    "ridge head",
+)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from transship.errors import OptionError
-from transship.verbs.transport import Request, Settings, make_plan, transport
-from transship.verbs.transport.finishing import check_finish, cost_of, finishing
+from transship.registry import build_method
+from transship.verbs.transport import Request, Settings, apply, make_plan, prepare, transport
+from transship.verbs.transport.finishing import check_finish, cost_of, finish_with_control, finishing
 
 GIVEN: dict[str, Any] = {"method": "theseus", "strength": 1.0, "batches": 2}
 
@@ -51,6 +52,24 @@ def test_the_same_finish_of_the_untouched_target_stands_beside_it(finished):
     names = [row.method for row in finished.candidates]
     assert names == ["theseus", "untouched target, finish weights:60", "theseus, finish weights:60"]
     assert "inputs that no map or head was fitted on" in finished.compared_on
+    closed, control, ended = finished.candidates
+    assert closed.seconds is None
+    assert min(control.seconds, ended.seconds) > 0
+    assert closed.kept is control.kept is ended.kept is None
+
+
+def test_the_control_can_be_run_like_the_result(kit, models):
+    source, tuned, target = models
+    given = {"data": kit.pictures(120), "method": build_method("transport", "theseus")}
+    settings = Settings(strength=1.0, batches=2, finish="weights:10")
+    plan = make_plan(Request(source=source, tuned=tuned, target=target, settings=settings, **given))
+    prepared = prepare(plan, plan.method)
+    finished, control = finish_with_control(plan, prepared, apply(plan, prepared, plan.method))
+    assert control.method == "untouched target, finish weights:10"
+    images = kit.pictures(8, seed=4)
+    answers = [kit.logits(model, images) for model in (target, control.model(), finished.model())]
+    assert float((answers[0] - answers[1]).norm()) > 1e-3
+    assert float((answers[1] - answers[2]).norm()) > 1e-3
 
 
 def test_strengths_scale_the_rows_of_what_was_moved_and_a_random_update_is_their_control(kit, models):
@@ -73,7 +92,10 @@ def test_kept_inputs_hold_what_the_target_knew(kit, models):
     for keep in (None, kept):
         result = transport(*models, keep=keep, keep_weight=4.0, **given)
         drifts.append(float((kit.logits(result.model(), images) - before).norm()))
+        assert all((row.kept is None) == (keep is None) for row in result.candidates)
     assert drifts[1] < 0.8 * drifts[0]
+    table = next(rows for name, rows in result.summary().items() if name == "candidates")
+    assert {"old domain", "finish"} <= set(table[-1])
 
 
 def test_an_adapter_is_finished_as_one(kit, tmp_path):

@@ -36,6 +36,7 @@ _CHOSEN_BY = {
 }
 
 
+_OLD_DOMAIN = "agreement with the untouched target on inputs of --keep that were not learnt from"
 # the name of what a head that is written has on the validation rows
 CHECKED = {True: "validation, as written", False: "agreement, as written"}
 
@@ -61,12 +62,23 @@ class Choice:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of the comparison that `auto` makes."""
+    """One row of the comparison that `auto` and a finish make.
+
+    Attributes:
+        method: what is compared.
+        strength: of its update.
+        agreement: with the fine-tuned source.
+        validation: on labelled rows, where these chose the strength.
+        kept: agreement with the untouched target on inputs of its old domain.
+        seconds: of CPU time that its finish took.
+    """
 
     method: str
     strength: float
     agreement: float
     validation: float | None = None
+    kept: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,6 +261,13 @@ class Account:
             Column("agreement", decimals=4, best="max"),
             Column("validation", decimals=4, best="max"),
         ]
+        for values, column in (
+            ([row.kept for row in self.candidates], Column("old domain", decimals=4, help=_OLD_DOMAIN)),
+            ([row.seconds for row in self.candidates], Column("finish", decimals=1, unit="CPU s")),
+        ):
+            if any(value is not None for value in values):
+                columns.append(column)
+                rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
         caption = f"Agreement with the fine-tuned source on {self.compared_on}."
         return Table(columns, rows, caption, whole=True, key="candidates")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import functional
 
-from transship.finish import Finish, Finished, Lesson, Weights, divergence, finish, squared_error
+from transship.finish import Finish, Finished, Lesson, Weights, divergence, estimate, finish, squared_error
 from transship.progress import Progress, quiet
 from transship.verbs.merge.fusion.choices import Choices
 from transship.verbs.merge.fusion.refresh import fit_head
@@ -118,7 +118,12 @@ def finish_fusion(
             if head.bias is not None:
                 tensors[task.bias] = head.bias
     key = " ".join(task.task.fingerprint for task in ready)
-    outcome = finish(lessons, Weights(tensors), settings, folder=folder, key=key, progress=progress)
+    cost = estimate(lessons, tensors, sum(tensor.numel() for tensor in tensors.values()), settings)
+
+    def told(what: str, done: int, total: int) -> None:
+        progress(f"{what} (in all {cost})", done, total)
+
+    outcome = finish(lessons, Weights(tensors), settings, folder=folder, key=key, progress=told)
     details = {
         "finish, steps": float(outcome.steps),
         "finish, rate": outcome.rate,
