@@ -32,7 +32,7 @@ suite = small_suite(
     ),
     quick={"tasks": list(TASKS[:4]), "rows": 1000, "test": 400, "pretrain": 300, "tune": 80, "rate": 5e-4},
     full={"tasks": list(TASKS), "rows": 3000, "test": 500, "pretrain": 1000, "tune": 200, "rate": 4e-4},
-    minutes=30,
+    minutes=40,
     run=MeasuredBy("transship_suites.otmf.small:PictureMerging"),
     needs=packaged_data("mnist", "fashion_mnist", "gtsrb_32", "usps_test"),
 )

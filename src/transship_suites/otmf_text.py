@@ -47,7 +47,7 @@ suite = small_suite(
         "tune": 250,
         "rate": 5e-4,
     },
-    minutes=95,
+    minutes=105,
     run=MeasuredBy("transship_suites.otmf.small:TextMerging"),
     needs=(*text_data(*TASKS), *packaged_models(TEXT_MODEL)),
 )

@@ -149,7 +149,7 @@ suite = Suite(
     scales={
         "quick": Scale(
             seeds=2,
-            minutes=4.5,
+            minutes=7.5,
             options={
                 "pretrain": 1500,
                 "tune": 250,
@@ -161,7 +161,7 @@ suite = Suite(
         ),
         "full": Scale(
             seeds=3,
-            minutes=70,
+            minutes=95,
             options={
                 "pretrain": 1500,
                 "tune": 250,

@@ -349,9 +349,13 @@ def small_suite(
         **own: what else the suite declares.
     """
     claims = (*ours(), *theirs(), sweep_claim())
-    few = {"methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1), "joint": ["joint TIES"], "alphas": []}
+    few: dict[str, Any] = {
+        "methods": dict.fromkeys(("average", "OPCM", OTMF, MIX), 1),
+        "joint": ["joint TIES"],
+        "alphas": [],
+    }
     few |= {"finish": ["all"], "finish steps": 60}
-    every = {"methods": dict(ORDERS), "joint": list(JOINT), "alphas": list(ALPHAS)}
+    every: dict[str, Any] = {"methods": dict(ORDERS), "joint": list(JOINT), "alphas": list(ALPHAS)}
     every |= {"finish": list(KEPT_INPUTS), "finish steps": None}
     return Suite(
         paper=THE_PAPER.at(where),
