@@ -271,10 +271,13 @@ def _finish_table() -> PaperTable:
     rows = (UNFINISHED, FINISHED, UNMERGED)
     return PaperTable(
         title="Finished on kept inputs without a label, first order",
-        rows=tuple(
-            Condition(f"{name}, {kept} inputs kept", {"method": name, "kept": kept})
-            for kept in KEPT_INPUTS
-            for name in rows
+        rows=(
+            Condition(f"{BASE}, {POLISHED}", {"method": BASE, "heads": POLISHED, "order": 0}),
+            *(
+                Condition(f"{name}, {kept} inputs kept", {"method": name, "kept": kept})
+                for kept in KEPT_INPUTS
+                for name in rows
+            ),
         ),
         columns=(percent("ACC", "accuracy"), Heading("CPU seconds of all steps", "seconds", digits=1)),
     )
