@@ -79,9 +79,9 @@ def test_files_are_short(sources: house.House):
 
 def test_the_library_is_no_larger_than_it_was(sources: house.House):
     suites = sum(lines for name, lines in sources.lines.items() if name.startswith("transship_suites"))
-    assert len(sources.lines) <= 399
+    assert len(sources.lines) <= 400
     assert sum(sources.lines.values()) - suites <= 57_300
-    assert suites <= 12_500
+    assert suites <= 12_720
 
 
 def test_a_class_of_the_library_has_a_name_of_its_own(sources: house.House):
