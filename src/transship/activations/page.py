@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from transship.activations.comparison import Comparison, Residual, StackComparison
 from transship.report import (
@@ -19,15 +20,18 @@ from transship.report import (
     Table,
     Text,
     figures,
+    short_name,
 )
 
 
 def comparison_page(comparison: Comparison, provenance: Provenance | None = None) -> Page:
     """Return the page that `transship compare --report` writes."""
+    facts = Facts(comparison.to_dict(), shown=False)
+    comparison = _without_folders(comparison)
     sections = [Section("In short", [_key_figures(comparison)])]
     sections += [_stack_section(comparison, stack) for stack in comparison.stacks]
     sections.append(_residual_section(comparison))
-    sections.append(Section("", [Facts(comparison.to_dict(), shown=False)]))
+    sections.append(Section("", [facts]))
     if comparison.unmatched:
         rows = [[model, site, reason] for model, site, reason in comparison.unmatched]
         table = Table(["model", Column("site", code=True), "reason"], rows)
@@ -35,6 +39,12 @@ def comparison_page(comparison: Comparison, provenance: Provenance | None = None
     return Page(
         f"{comparison.source} and {comparison.target}", comparison_summary(comparison), sections, provenance
     )
+
+
+def _without_folders(comparison: Comparison) -> Comparison:
+    """Return it with the models' own names, unless both are called the same."""
+    source, target = short_name(comparison.source), short_name(comparison.target)
+    return comparison if source == target else replace(comparison, source=source, target=target)
 
 
 def comparison_summary(comparison: Comparison) -> str:
