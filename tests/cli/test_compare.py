@@ -75,4 +75,5 @@ def test_a_page_is_not_overwritten_unless_asked(models: tuple[Path, Path], tmp_p
 def test_people_read_the_best_partner_of_every_layer(models: tuple[Path, Path]):
     text = run("compare", *models, "--data", "digits", "--inputs", 32).stdout
     assert "the last layers agree with a CKA of" in text
+    assert "most similar layer of narrow" in text
     assert text.count("block 2") == 1

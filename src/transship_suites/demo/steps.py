@@ -39,7 +39,7 @@ class Size:
 HEADING = f"{'verb':9}  {'figure':27}  {'with it':>7}  {'best without it':36}  to come near"
 NARROW, WIDE = 48, 64
 PAIRS, ROWS, NEAREST = 300, 1000, 10
-FULL, FAST = Size(400, 200, 16), Size(240, 120, 4, "models-fast")
+FULL, FAST = Size(400, 200, 40), Size(240, 120, 4, "models-fast")
 
 
 @dataclass(frozen=True)
