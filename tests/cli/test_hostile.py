@@ -356,3 +356,28 @@ def test_no_report_takes_the_place_of_what_is_read(
         assert (code, file.read_bytes()) == (2, before), (file, errors)
         assert "never written over" in errors, errors
     assert not Path("out").exists()
+
+
+PICKLED = {
+    "inspect": ["PICKLED"],
+    "compare": ["PICKLED", "model", "--data", "texts.jsonl"],
+    "transport": ["model", "PICKLED", "model", "OUT", "--data", "texts.jsonl", "--method", "identity"],
+    "merge start": ["OUT", "--base", "PICKLED"],
+    "merge add": ["fusion", "PICKLED", "--data", "texts.jsonl"],
+    "translate embed": ["texts.jsonl", "OUT.parquet", "--model", "PICKLED"],
+    "adapt fit": ["OUT", "--train", "series.npz", "--backbone", "PICKLED", "--method", "nft", "--steps", "2"],
+    "extract": ["PICKLED", "model", "OUT", "--rank", "2"],
+}
+
+
+@pytest.mark.parametrize("command", PICKLED)
+def test_a_folder_with_pickled_weights_alone_is_refused_everywhere(
+    command: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shutil.copytree(inputs / "tuned", tmp_path / "pickled")
+    (tmp_path / "pickled" / "model.safetensors").unlink()
+    torch.save({"a": torch.zeros(2)}, tmp_path / "pickled" / "pytorch_model.bin")
+    monkeypatch.chdir(inputs)
+    places = {"PICKLED": str(tmp_path / "pickled"), "OUT": str(tmp_path / "out")}
+    code, errors = called(command, *(places.get(word, word) for word in PICKLED[command]))
+    assert (code, "--allow-pickle" in errors) == (2, True), errors
