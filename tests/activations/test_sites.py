@@ -161,3 +161,28 @@ def test_any_module_works_by_its_names():
         "1.left": (4, 5),
         "1.right": (5, 4),
     }
+
+
+def test_the_stem_and_ends_of_whisper_are_known():
+    import transformers
+
+    config = transformers.WhisperConfig(
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        vocab_size=40,
+        pad_token_id=0,
+    )
+    whole = transformers.WhisperForConditionalGeneration(config)
+    outer = {site.path: site.role for site in find_sites(whole) if site.block is None}
+    assert outer["proj_out"] == "head"
+    assert outer["model.encoder.layer_norm"] == outer["model.decoder.layer_norm"] == "norm.final"
+    alone = {site.path: site.role for site in find_sites(whole.get_encoder()) if site.block is None}
+    inside = {path.removeprefix("model.encoder."): role for path, role in outer.items()}
+    assert alone == {path: inside[path] for path in alone}, (
+        "an encoder alone has the roles that it has inside"
+    )

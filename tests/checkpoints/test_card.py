@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from transship.checkpoints import Input, ModelCard, Update, write_adapter
 from transship.checkpoints import open as open_checkpoint
-from transship.checkpoints.card import public_name
+from transship.checkpoints.card import license_of, public_name
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,54 @@ def test_an_adapter_names_its_base_without_its_path(tmp_path: Path):
         write_adapter(tmp_path / "adapter", Update.from_arrays(factors, base=opened))
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == "base"
+
+
+def test_the_head_is_what_the_hub_reads(tmp_path: Path):
+    """The head of the page is that of the hub's own class, which we do not import: it would slow a merge."""
+    hub = pytest.importorskip("huggingface_hub")
+    for name, license in (("a", "apache-2.0"), ("b", '"mit"')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text(f"---\nlicense: {license}\n---\nlicense: none\n")
+    inputs = [
+        Input("base", "owner/base@main", "0", license_of(tmp_path / "a")),
+        Input("model", "owner/tuned", "1", license_of(tmp_path / "b")),
+        Input("test", "owner/set", "2"),
+    ]
+    card = ModelCard(
+        title="A merge: `x`",
+        verb="merge",
+        method="ties",
+        inputs=inputs,
+        metrics={"accuracy, own head": 0.75, "by": "labels"},
+    )
+    read = hub.ModelCard(card.markdown()).data
+    expected = hub.ModelCardData(
+        library_name="transformers",
+        tags=["transship", "merge"],
+        license="other",
+        license_name="apache-2.0 and mit",
+        base_model=["owner/base", "owner/tuned"],
+        base_model_relation="merge",
+        datasets=["owner/set"],
+        model_name="A merge: `x`",
+        eval_results=[
+            hub.EvalResult(
+                task_type="other",
+                task_name="merge",
+                dataset_type="owner/set",
+                dataset_name="owner/set",
+                metric_type="accuracy-own-head",
+                metric_name="accuracy, own head",
+                metric_value=0.75,
+            )
+        ],
+    )
+    assert read.to_dict() == expected.to_dict()
+
+
+def test_a_licence_is_stated_only_where_all_parts_have_one():
+    def license(*stated: str) -> object:
+        inputs = [Input("model", "m", str(n), each) for n, each in enumerate(stated)]
+        return ModelCard(title="t", verb="merge", method="linear", inputs=inputs).head().get("license")
+
+    assert [license("mit", "mit"), license("mit", ""), license()] == ["mit", None, None]

@@ -198,12 +198,14 @@ OUTER_ROLES: tuple[tuple[str, str], ...] = (
     (r"(^|\.)downsample\.norm$", "downsample.norm"),
     (r"(^|\.)downsample\.reduction$", "downsample.reduction"),
     (
-        r"(^|\.)(final_layer_norm|final_layernorm|ln_f|norm|layernorm|post_layernorm|final_norm)$",
+        r"(^|\.)(final_layer_norm|final_layernorm|ln_f|norm|layernorm|post_layernorm|final_norm)$"
+        r"|(^|(^|\.)(en|de)coder\.)layer_norm$",
         "norm.final",
     ),
+    (r"(^|\.)encoder\.conv2$", "conv2"),  # Whisper's second step over time
     (r"(^|\.)(visual_projection|text_projection)$", "projection"),
     (r"(^|\.)pooler\.dense$", "pooler"),
-    (r"(^|\.)(lm_head|classifier|score|qa_outputs|head|fc|classifier\.out_proj)$", "head"),
+    (r"(^|\.)(lm_head|classifier|score|qa_outputs|head|fc|classifier\.out_proj)$|^proj_out$", "head"),
     (r"(^|\.)(lm_head|classifier|pre_classifier|vocab_transform|cls|head)\b", "head.transform"),
 )
 

@@ -18,6 +18,7 @@ from transship.atomic import atomic_folder
 from transship.checkpoints.card import ModelCard, as_json, public_name
 from transship.checkpoints.checkpoint import Checkpoint, Layout
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
+from transship.checkpoints.modules import part_of
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
@@ -57,6 +58,12 @@ def write_adapter(
         task_type: PEFT's name of the task; by default what the base's architecture suggests.
         layouts: how modules hold their weights, where it is not to be taken from the update.
     """
+    if module := next((part_of(name) for name in (*update.names, *update.added) if part_of(name)), ""):
+        raise CheckpointError(
+            f"the module {module} changes, and PEFT has no place for it",
+            where="adapter",
+            fix="write a full checkpoint instead",
+        )
     kind = find_dtype(dtype).name
     spoken = _names_for_peft(update, prefix)
     plans, ranks, by_module, biases, in_full = _sorted(update, layouts or {}, spoken, kind)

@@ -22,6 +22,11 @@ from transship.checkpoints.checkpoint import Checkpoint
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 _LOCAL = re.compile(r"(?<![\w:/.])(?:~?/|[A-Za-z]:\\)[^\s\"'|,;:/]+/[^\s\"'|,;]*")  # a full path in a text
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+_LICENSE = re.compile(r"^license: *[\"']?([\w.+-]+)", re.MULTILINE | re.ASCII)
+_HEAD = 1 << 16  # characters of a card that may be its head
+# verb → what the hub calls the way from the base to the result
+_DATA = ("data", "test", "original", "keep")
+_RELATIONS = {"merge": "merge", "extract": "adapter", "transport": "finetune", "adapt": "finetune"}
 _OPTIONAL = ("torch", "transformers", "peft")
 
 
@@ -33,18 +38,32 @@ class Input:
         role: what it was used for: `base`, `tuned`, `data`.
         name: what a reader elsewhere knows it by: the hub id, else the last part of its path.
         fingerprint: the hash of its content.
+        license: as its own card states it, else empty.
     """
 
     role: str
     name: str
     fingerprint: str
+    license: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "license", self.license or license_of(self.name))
         object.__setattr__(self, "name", public_name(self.name))
 
     @classmethod
     def of(cls, role: str, checkpoint: Checkpoint) -> Input:
-        return cls(role, checkpoint.name, checkpoint.fingerprint())
+        return cls(role, checkpoint.name, checkpoint.fingerprint(), license_of(checkpoint.folder))
+
+
+def license_of(folder: str | Path | None) -> str:
+    """Return the licence that the card in a folder states; empty without one."""
+    try:
+        with (Path(folder or "") / "README.md").open(encoding="utf-8") as card:
+            head = card.read(_HEAD).split("\n---", 1)[0]
+    except (OSError, ValueError):
+        return ""
+    match = _LICENSE.search(head) if head.startswith("---") else None
+    return match[1] if match is not None else ""
 
 
 def public_name(reference: str) -> str:
@@ -93,7 +112,7 @@ class ModelCard:
         parameters: the method's fields and other options, by name.
         inputs: everything that went in.
         metrics: measured quality, by name.
-        library: the hub's `library_name`: `transformers` or `peft`.
+        library: the hub's `library_name`: `transformers`, `sentence-transformers` or `peft`.
         recipe: the YAML that it was made by, where there is one.
     """
 
@@ -117,9 +136,7 @@ class ModelCard:
 
     def markdown(self) -> str:
         """Return the page: a YAML head that the hub reads, then tables; names from outside are escaped."""
-        bases = [given.name.split("@")[0] for given in self.inputs if _HUB_ID.fullmatch(given.name)]
-        head = ["---", f"library_name: {_quoted(self.library)}", f"tags: {_quoted(['transship', self.verb])}"]
-        head += [f"base_model: {_quoted(sorted(set(bases)))}"] if bases else []
+        head = ["---", *(f"{name}: {json.dumps(value)}" for name, value in self.head().items())]
         lines = [*head, "---", "", f"# {plain_text(self.title)}", ""]
         lines += [plain_text(self.summary), ""] if self.summary else []
         for note in self.notes:
@@ -127,11 +144,50 @@ class ModelCard:
         sentence = f"Made with transship, verb {plain_text(self.verb)}, method {plain_text(self.method)}"
         lines += [sentence + (f", seed {self.seed}." if self.seed is not None else "."), ""]
         lines += _block(self.recipe)
-        lines += _table("Inputs", ("role", "name", "SHA-256"), [_row(given) for given in self.inputs])
+        lines += _table(
+            "Inputs", ("role", "name", "SHA-256", "licence"), [_row(given) for given in self.inputs]
+        )
         lines += _table("Parameters", ("name", "value"), list(self.parameters.items()))
         lines += _table("Measured", ("name", "value"), list(self.metrics.items()))
         lines += _table("Versions", ("name", "version"), list(self.versions.items()))
         return "\n".join(lines)
+
+    def head(self) -> dict[str, Any]:
+        """Return what the hub reads, as `huggingface_hub.ModelCardData` names it.
+
+        JSON is YAML too, so the head is written without that library, which would triple a merge's start.
+        """
+        hub: dict[str, list[str]] = {"base": [], "data": []}
+        for given in self.inputs:
+            if _HUB_ID.fullmatch(given.name):
+                hub["data" if given.role in _DATA else "base"].append(given.name.split("@")[0])
+        relation = "adapter" if self.library == "peft" else _RELATIONS.get(self.verb)
+        licenses = sorted({given.license for given in self.inputs if given.role not in _DATA})
+        head: dict[str, Any] = {"library_name": self.library, "tags": ["transship", self.verb]}
+        if len(licenses) == 1 and licenses[0]:
+            head["license"] = licenses[0]
+        elif all(licenses) and licenses:  # of a part without one nothing is said
+            head |= {"license": "other", "license_name": " and ".join(licenses)}
+        if hub["base"]:
+            head |= {"base_model": sorted(set(hub["base"]))}
+            head |= {"base_model_relation": relation} if relation else {}
+        if hub["data"]:
+            head["datasets"] = sorted(set(hub["data"]))
+        if results := self._results():
+            head["model-index"] = [{"name": self.title, "results": results}]
+        return head
+
+    def _results(self) -> list[dict[str, Any]]:
+        """Return the measured numbers as the hub's model index has them."""
+        measured = [
+            {"type": plain_key(name), "name": name, "value": value}
+            for name, value in _plain(self.metrics).items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+        name = next((given.name for given in self.inputs if given.role in _DATA), "not stated")
+        task = {"type": "other", "name": self.verb}
+        data = {"type": plain_key(name), "name": name}
+        return [{"task": task, "dataset": data, "metrics": measured}] if measured else []
 
     def provenance(self) -> dict[str, Any]:
         """Return the same as plain data."""
@@ -143,7 +199,9 @@ class ModelCard:
             "parameters": _plain(self.parameters),
             **({"recipe": self.recipe} if self.recipe else {}),
             "inputs": [
-                {"role": given.role, "name": given.name, "sha256": given.fingerprint} for given in self.inputs
+                {"role": given.role, "name": given.name, "sha256": given.fingerprint}
+                | ({"license": given.license} if given.license else {})
+                for given in self.inputs
             ],
             "metrics": _plain(self.metrics),
             "seed": self.seed,
@@ -152,6 +210,11 @@ class ModelCard:
 
     def files(self) -> dict[str, str]:
         return {"README.md": self.markdown(), "transship.json": as_json(self.provenance())}
+
+
+def plain_key(name: str) -> str:
+    """Return a name as an identifier of the hub has it."""
+    return re.sub(r"[^\w./-]+", "-", name, flags=re.ASCII).strip("-") or "other"
 
 
 def as_json(value: Any) -> str:
@@ -178,7 +241,7 @@ def _with_code(text: str) -> str:
 
 
 def _row(one: Input) -> tuple[object, ...]:
-    return one.role, one.name, one.fingerprint
+    return one.role, one.name, one.fingerprint, one.license or "not stated"
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[Sequence[object]]) -> list[str]:
@@ -195,11 +258,6 @@ def _block(recipe: str) -> list[str]:
         return []
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", recipe)), default=0))
     return ["## Recipe", "", f"{fence}yaml", recipe.rstrip("\n"), fence, ""]
-
-
-def _quoted(value: str | list[str]) -> str:
-    """Return a text, or a list of texts, as JSON, which YAML reads as the same."""
-    return json.dumps(value)
 
 
 def _plain(value: Any) -> Any:

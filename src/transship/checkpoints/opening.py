@@ -14,6 +14,7 @@ from transship.checkpoints.checkpoint import Checkpoint, TensorSource
 from transship.checkpoints.claims import check_sizes, refuse_links
 from transship.checkpoints.dtypes import BY_NAME
 from transship.checkpoints.lora import Adapter
+from transship.checkpoints.modules import module_weights
 from transship.checkpoints.weightfile import (
     PICKLE_SUFFIXES,
     TensorInfo,
@@ -33,7 +34,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"(?P<owner>\w[\w.-]*)/(?P<model>\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 # one level of the repository only: `*` of the hub's patterns also matches folders
-_WEIGHTS = ("model.safetensors", "model-*.safetensors", "adapter_model.safetensors")
+_WEIGHTS = (
+    "model.safetensors",
+    "model-*.safetensors",
+    "adapter_model.safetensors",
+    "[1-9]_*/model.safetensors",
+)
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin", "adapter_model.bin")
 _TRAINER_STATE = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
 _FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*")
@@ -85,6 +91,7 @@ def _open_folder(folder: Path, name: str, allow_pickle: bool, trust_remote_code:
         return Adapter(name, sources, folder=folder, config=settings, trust_remote_code=trust_remote_code)
     if sources is None:
         raise nothing_here(folder)
+    sources += [WeightFile(file, part) for part, file in module_weights(folder).items()]
     refuse_quantised({}, (tensor for source in sources for tensor in source.tensors), name)
     check_sizes(config, (info.shape for source in sources for info in source.tensors.values()), name)
     return Checkpoint(name, sources, folder=folder, config=config, trust_remote_code=trust_remote_code)

@@ -59,18 +59,19 @@ class WeightFile:
     """A safetensors file, mapped into memory.
 
     Attributes:
-        tensors: every tensor by name, in the order of the data.
+        tensors: every tensor by name, in the order of the data; `part` stands before each name.
         metadata: the header's free texts.
     """
 
     pickled: ClassVar[bool] = False
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "") -> None:
         self.path = path
         self._map, size = _map_file(path)
         try:
             start, entries = _parse_header(self._map, size, path)
             self.metadata: Mapping[str, str] = _metadata(entries.pop("__metadata__", None), path)
+            entries = {part + name: entry for name, entry in entries.items()}
             self.tensors, self._offsets = _layout(entries, start, size - start, path)
         except CheckpointError:
             self._map.close()

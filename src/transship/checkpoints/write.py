@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint
 from transship.checkpoints.claims import inside
 from transship.checkpoints.dtypes import BY_NAME, CHUNK, Array, find_dtype, narrow, stored, widen
+from transship.checkpoints.modules import LISTING, WEIGHTS, module_files, part_of
 from transship.checkpoints.renaming import declared_tie, ties_a_head
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
@@ -104,8 +106,10 @@ def write_checkpoint(
         settings["tie_word_embeddings"] = True
     if settings:
         texts["config.json"] = as_json(with_dtype(settings, _main_dtype(plans)))
-    if len(shards) > 1:
+    if WEIGHTS not in shards:
         texts["model.safetensors.index.json"] = as_json(_index(shards))
+    if card is not None and LISTING in {**carried, **(files or {})}:
+        card = replace(card, library="sentence-transformers")
     texts |= {**(card.files() if card is not None else {}), **(files or {})}
     needs = sum(plan.nbytes(plan.dtype) for plan in plans) + sum(
         path.stat().st_size for path in carried.values()
@@ -123,6 +127,7 @@ def _place_files(place: Path, carried: Mapping[str, Path], texts: Mapping[str, s
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, place / name)
         for name, text in texts.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(text.encode() if isinstance(text, str) else text)
     except OSError as error:
         raise _stopped(error, str(error.filename or place)) from error
@@ -149,6 +154,7 @@ def write_file(path: Path, plans: Sequence[TensorPlan]) -> None:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     try:
+        path.parent.mkdir(exist_ok=True, parents=True)
         with path.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for plan in ordered:
@@ -178,10 +184,15 @@ def _settle(tensors: Iterable[Any], like: Checkpoint | None, dtype: str | None) 
 
 
 def _shards(plans: Sequence[TensorPlan], limit: int) -> dict[str, list[TensorPlan]]:
-    """Return {file name: its tensors}, filled in the given order."""
+    """Return {file name: its tensors}, filled in the given order; a module has a file of its own."""
     groups: list[list[TensorPlan]] = [[]]
     room = limit
+    modules: dict[str, list[TensorPlan]] = {}
     for plan in plans:
+        if part := part_of(plan.name):
+            inner = plan._replace(name=plan.name.removeprefix(part))
+            modules.setdefault(part + WEIGHTS, []).append(inner)
+            continue
         size = plan.nbytes(plan.dtype)
         if groups[-1] and size > room:
             groups.append([])
@@ -189,13 +200,15 @@ def _shards(plans: Sequence[TensorPlan], limit: int) -> dict[str, list[TensorPla
         groups[-1].append(plan)
         room -= size
     if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
+        return {WEIGHTS: groups[0], **modules}
+    count = len(groups)
+    return {f"model-{n:05d}-of-{count:05d}.safetensors": group for n, group in enumerate(groups, 1)} | modules
 
 
 def _index(shards: Mapping[str, Sequence[TensorPlan]]) -> dict[str, Any]:
-    total = sum(plan.nbytes(plan.dtype) for plans in shards.values() for plan in plans)
-    places = {plan.name: file for file, plans in shards.items() for plan in plans}
+    own = {file: plans for file, plans in shards.items() if not part_of(file)}
+    total = sum(plan.nbytes(plan.dtype) for plans in own.values() for plan in plans)
+    places = {plan.name: file for file, plans in own.items() for plan in plans}
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
 
 
@@ -349,28 +362,7 @@ def carried_files(checkpoint: Checkpoint) -> dict[str, Path]:
         for path in sorted(folder.iterdir())
         if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns)
     }
-    for part in _module_folders(folder / "modules.json"):
-        for path in sorted((folder / part).glob("*")):
-            if path.is_file():
-                files[f"{part}/{path.name}"] = inside(path, folder)
-    return files
-
-
-def _module_folders(listing: Path) -> list[str]:
-    """Return the subfolders that a sentence encoder's `modules.json` names; nothing else there counts."""
-    try:
-        entries = json.loads(listing.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
-    paths = (
-        [entry.get("path") for entry in entries if isinstance(entry, dict)]
-        if isinstance(entries, list)
-        else []
-    )
-    plain = [
-        path for path in paths if isinstance(path, str) and path not in ("", ".", "..") and "\0" not in path
-    ]
-    return [path for path in plain if PurePosixPath(path).name == path]
+    return files | module_files(folder)
 
 
 def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from transship.atomic import check_target
 from transship.cli.options import (
     memory_option,
     output_options,
+    pushing,
     read_settings,
     seed_option,
     settings_options,
@@ -67,6 +68,7 @@ def data_options(function: Command) -> Command:
 )
 @memory_option
 @output_options
+@pushing()
 def fit_command(
     out: Path,
     train: str,

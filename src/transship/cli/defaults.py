@@ -27,7 +27,7 @@ FILE = "transship.toml"
 LARGEST = 1_000_000  # bytes of a file
 # a file lies in a folder that somebody else may have written: it must not let their code run, replace what is
 # there, or send data to another machine
-NEVER = ("address", "allow-pickle", "force", "suites", "trust-remote-code")
+NEVER = ("address", "allow-pickle", "force", "public", "push", "suites", "trust-remote-code")
 Table = dict[str, Any]
 
 

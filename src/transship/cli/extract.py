@@ -8,7 +8,7 @@ import click
 
 from transship import checkpoints, data
 from transship.atomic import check_target
-from transship.cli.options import memory_option, model_options, show
+from transship.cli.options import memory_option, model_options, pushing, show
 from transship.numerics import INTERPRETER, MemoryBudget
 from transship.report import Column, Facts, Page, Section, Table
 
@@ -25,6 +25,7 @@ from transship.report import Column, Facts, Page, Section, Table
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @memory_option
 @model_options
+@pushing()
 def command(
     tuned: str,
     base: str,

@@ -16,6 +16,7 @@ from transship.cli.options import (
     memory_option,
     model_options,
     output_options,
+    pushing,
     read_settings,
     seed_option,
     settings_options,
@@ -119,6 +120,7 @@ def plan_command(recipe: Path, as_json: bool, memory: str | None, allow_pickle: 
 @settings_options(PlanSettings, only=["allow_pickle"])
 @_mergekit_options
 @output_options
+@pushing()
 def run_command(
     recipe: Path,
     out: Path,
@@ -179,6 +181,7 @@ def _model_choices(function: Callable[..., None]) -> Callable[..., None]:
 @memory_option
 @click.option("--force", is_flag=True, help="Replace what is already there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@pushing()
 def start_command(
     out: Path,
     option: tuple[tuple[str, str], ...],
@@ -212,6 +215,7 @@ def start_command(
 @_model_choices
 @memory_option
 @output_options
+@pushing()
 def add_command(out: Path, tuned: str, **given: Any) -> None:
     """Let a fine-tune join a fusion.
 
@@ -252,6 +256,7 @@ def add_command(out: Path, tuned: str, **given: Any) -> None:
 @_model_choices
 @memory_option
 @output_options
+@pushing()
 def remove_command(out: Path, tuned: str, **given: Any) -> None:
     """Take a fine-tune out of a fusion again.
 

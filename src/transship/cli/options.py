@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import types
 import typing
@@ -21,7 +22,9 @@ import click
 
 import transship as ts
 from transship import parallel
+from transship.errors import OptionError
 from transship.fields import OptionFacts, attribute_helps, default_of, parse_value, setting
+from transship.hub import Push
 from transship.locks import locked
 from transship.numerics import parse_bytes
 from transship.outside import unpacking_at_most
@@ -293,6 +296,31 @@ def show(
         click.echo(ts.report.json.render(page) if as_json else ts.report.terminal.render(page))
     if report is not None and not quiet:
         click.echo(f"the page is at {report}", err=as_json)
+
+
+def pushing(out: str = "out") -> Callable[[Command], Command]:
+    """Return a decorator that adds --push: once the command is done, the folder that it wrote is uploaded."""
+
+    def add(command: Command) -> Command:
+        @click.option(
+            "--push", metavar="OWNER/NAME", help="Then upload OUT to the hub, where only you see it."
+        )
+        @click.option("--public", is_flag=True, help="Let everybody see what --push uploads.")
+        @functools.wraps(command)
+        def run(*arguments: Any, push: str | None, public: bool, **given: Any) -> None:
+            upload = Push(push or "", public=public, force=bool(given.get("force")))
+            if push is None and public:
+                raise OptionError("nothing is uploaded", where="--public", fix="add --push OWNER/NAME")
+            if push is not None:
+                click.echo(f"push: {upload.plan()}", err=True)
+            command(*arguments, **given)
+            if push is not None and parallel.is_main():
+                for line in upload.send(Path(given[out])):
+                    click.echo(line, err=True)
+
+        return typing.cast(Command, run)
+
+    return add
 
 
 def writing(out: str | os.PathLike[str]) -> contextlib.AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from transship.cli.options import (
     memory_option,
     output_options,
     print_json,
+    pushing,
     read_settings,
     seed_option,
     settings_options,
@@ -72,6 +73,7 @@ def command() -> None:
 @output_options
 @seed_option
 @memory_option
+@pushing("map_folder")
 def fit(old: str, new: str, map_folder: Path, options: Any, **given: Any) -> None:
     """Fit a map between the vectors of two encoders.
 

@@ -16,6 +16,7 @@ from transship.cli.options import (
     memory_option,
     model_options,
     output_options,
+    pushing,
     read_settings,
     settings_options,
     show,
@@ -87,6 +88,7 @@ class TransportInputs:
 @compute_options
 @memory_option
 @model_options
+@pushing()
 def command(source: str, tuned: str, target: str, out: Path, **given: Any) -> None:
     """Move the fine-tune TUNED of SOURCE to TARGET.
 

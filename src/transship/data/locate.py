@@ -114,12 +114,20 @@ def hub_parts(name: str) -> tuple[str, str | None]:
     return plain, revision or None
 
 
-def fetch(name: str, *, repository: str) -> Path:
+def written_folder(name: str | Path) -> Path:
+    """Return the folder of a map or fusion: as given, or all of a hub repository."""
+    given = Path(name).expanduser()
+    return (
+        given if given.exists() or not is_hub_id(name) else fetch(str(name), repository="model", whole=True)
+    )
+
+
+def fetch(name: str, *, repository: str, whole: bool = False) -> Path:
     """Return the local copy of a hub repository (`model` or `dataset`), fetched if not in the cache."""
     from huggingface_hub import snapshot_download
 
     plain, revision = hub_parts(name)
-    patterns = _MODEL_FILES if repository == "model" else None
+    patterns = _MODEL_FILES if repository == "model" and not whole else None
     try:
         folder = snapshot_download(plain, repo_type=repository, revision=revision, allow_patterns=patterns)
     except Exception as error:  # the HTTP client below the hub's library changes, and with it the errors

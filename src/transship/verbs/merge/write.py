@@ -15,7 +15,7 @@ import numpy as np
 from transship.atomic import atomic_folder
 from transship.checkpoints import Checkpoint, WeightFile, check_finite
 from transship.checkpoints.adapters import write_adapter
-from transship.checkpoints.card import Input, ModelCard
+from transship.checkpoints.card import Input, ModelCard, license_of
 from transship.checkpoints.write import TensorPlan, carried_files, with_dtype, write_checkpoint
 from transship.errors import NumericalError
 from transship.numerics import parse_bytes
@@ -203,11 +203,11 @@ def _files(plan: MergePlan, *, tokenizer: bool = True) -> dict[str, str | bytes]
     donor = carried_files(_checkpoint(plan, plan.recipe.donor))
     places = {name: path for name, path in donor.items() if not _of_tokenizer(name)}
     if not tokenizer:
-        return {name: path.read_bytes() for name, path in places.items() if "/" not in name}
+        return {name: path.read_bytes() for name, path in places.items()}
     if _like(plan) is None:
         carried = carried_files(_checkpoint(plan, plan.carrier))
         places |= {name: path for name, path in carried.items() if _of_tokenizer(name)}
-        files |= {name: path.read_bytes() for name, path in places.items() if "/" not in name}
+        files |= {name: path.read_bytes() for name, path in places.items()}
     if plan.vocabulary is not None:
         files |= plan.vocabulary.files
     template = _chat_template(plan)
@@ -250,7 +250,10 @@ def _card(tensors: Tensors) -> ModelCard:
     recipe = plan.recipe
     inputs = [
         Input(
-            "base" if reference == recipe.base_model else "model", str(reference), model.model.fingerprint()
+            "base" if reference == recipe.base_model else "model",
+            str(reference),
+            model.model.fingerprint(),
+            license_of(model.model.folder),
         )
         for reference, model in plan.models.items()
     ]

@@ -20,7 +20,7 @@ from transship.activations.readout import Readout
 from transship.atomic import atomic_folder
 from transship.checkpoints import Update
 from transship.checkpoints.adapters import write_adapter
-from transship.checkpoints.card import Input, ModelCard
+from transship.checkpoints.card import Input, ModelCard, license_of
 from transship.checkpoints.write import applied, write_checkpoint
 from transship.errors import OptionError, OutputError
 from transship.report import html, short_name
@@ -198,7 +198,9 @@ def result_of(
         "strength": choice.strength,
     }
     models = (("source", plan.source), ("tuned", plan.tuned), ("target", plan.target))
-    inputs = [Input(role, model.name, model.fingerprint()) for role, model in models]
+    inputs = [
+        Input(role, model.name, model.fingerprint(), license_of(model.model.folder)) for role, model in models
+    ]
     metrics = {choice.by: choice.score} if choice.curve else {}
     if 0.0 in dict(choice.curve):
         metrics[f"{choice.by}, untouched target"] = dict(choice.curve)[0.0]

@@ -12,6 +12,7 @@ from transship import folders
 from transship.activations.batches import longest
 from transship.activations.functional import Features
 from transship.checkpoints.footprint import Footprint
+from transship.data.locate import written_folder
 from transship.errors import OptionError
 from transship.outside import complete
 from transship.progress import Progress, quiet
@@ -270,12 +271,16 @@ class Fusion:
 
     @classmethod
     def load(cls, folder: str | Path, **opening: Any) -> "Fusion":
-        """Return a saved fusion; `opening` may hold device, trust_remote_code and allow_pickle."""
-        about = read_about(Path(folder))
+        """Return a fusion of a folder or the hub.
+
+        `opening` may hold device, trust_remote_code and allow_pickle.
+        """
+        folder = written_folder(folder)
+        about = read_about(folder)
         with complete(f"{folder}/fusion.json", "start the fusion again"):
             origin = CheckpointOrigin(str(about["base"]["name"]), **opening)
             fusion = cls(origin, **about["choices"])
-            fusion.fused = read(Path(folder), origin, about)
+            fusion.fused = read(folder, origin, about)
         fusion.scratch = folders.cache("finish")
         return fusion
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transship.data.locate import written_folder
 from transship.numerics import format_bytes
 from transship.outside import complete
 from transship.report import Column as ReportColumn
@@ -49,6 +50,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 def status_page(folder: Path) -> Page:
     """Return the page of a saved fusion; no model is opened."""
+    folder = written_folder(folder)
     with complete(folder / "fusion.json", "start the fusion again"):
         return page(read_about(folder), folder=folder, sizes=kept_bytes(folder))
 

@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 
 from transship import __version__
 from transship.atomic import atomic_folder, check_target
+from transship.data.locate import written_folder
 from transship.errors import DataError
 from transship.outside import complete, read_json
 from transship.registry import build_method
@@ -117,8 +118,8 @@ def save_map(
 
 
 def load_map(folder: str | Path) -> SavedMap:
-    """Read what `save_map` wrote; a map cut short or changed is one clear error."""
-    place = Path(folder)
+    """Read what `save_map` wrote, here or on the hub; a map cut short or changed is one clear error."""
+    place = written_folder(folder)
     document = read_document(place)
     try:
         data = (place / ARRAYS_FILE).read_bytes()
