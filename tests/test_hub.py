@@ -196,13 +196,13 @@ def test_what_is_public_or_not_ours_is_refused_before_the_work(
 ):
     hub.repositories["somebody/open"] = (False, {".gitattributes": b""})
     words = ("translate", "fit", *pairs, "map")
-    for given, said in (
+    for given, reason in (
         (("--push", "somebody/open"), "everybody can see it; add --public"),
         (("--push", "../elsewhere"), "'../elsewhere' is no repository"),
         (("--public",), "nothing is uploaded"),
     ):
         refused = run(hub, tmp_path, *words, *given)
-        assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, reason in refused.stderr) == (2, True), refused.stderr
     stranger = run(hub, tmp_path, *words, "--push", "somebody/new", token="hf_wrong")
     assert stranger.returncode == 2
     assert "the hub does not take it (status 401)" in stranger.stderr

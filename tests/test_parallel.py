@@ -314,6 +314,13 @@ def test_a_command_that_is_not_shared_is_the_first_process_alone(
         assert not parallel.launched()
 
 
+def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch):
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert parallel.device("auto") == device
+    parallel.require_device("auto")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_here_is_one_sentence():
     parallel.require_device("cpu")

@@ -137,14 +137,23 @@ def share(rows: Any) -> Any:
 
 
 def device(name: str) -> str:
-    """Return this process's own device where a kind is named: `cuda` is one GPU for each."""
+    """Return this process's own device where a kind is named: `cuda` is a GPU each; `auto` is that or cpu.
+
+    Apple's GPU is not chosen: it lacks float64, in which sums of statistics are.
+    """
+    if name == "auto":
+        import torch  # start-up
+
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if _WORLD.size == 1 or ":" in name or name == "cpu":
         return name
     return f"{name}:{os.environ.get('LOCAL_RANK', 0)}"
 
 
 def require_device(name: str) -> None:
-    """Refuse a device that is none or is not here: nothing falls back to the CPU in silence."""
+    """Refuse a device that is none or is not here: what is named does not fall back to the CPU in silence."""
+    if name == "auto":
+        return
     import torch  # start-up
 
     try:

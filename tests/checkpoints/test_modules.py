@@ -90,9 +90,9 @@ def test_a_module_that_one_model_has_is_named_in_the_plan(tmp_path: Path):
 def test_no_adapter_holds_a_module(tmp_path: Path):
     folders = [encoder(tmp_path / f"encoder-{seed}", seed) for seed in range(2)]
     with open_checkpoint(folders[0]) as base, open_checkpoint(folders[1]) as tuned:
-        made = extract(tuned, base, rank=1)
+        adapter = extract(tuned, base, rank=1)
         with pytest.raises(CheckpointError, match="2_Router/query_0_Dense/ changes, and PEFT has no place"):
-            made.save(tmp_path / "adapter")
+            adapter.save(tmp_path / "adapter")
 
 
 def test_only_a_module_folder_is_a_part():

@@ -147,3 +147,10 @@ def test_a_log_needs_no_module_that_windows_lacks(
     monkeypatch.setitem(sys.modules, "resource", None)
     main(["-v", "methods", "translate"])
     assert re.search(r"transship\.cli: took [\d.]+ s$", capsys.readouterr().err, re.MULTILINE)
+
+
+def test_the_device_is_chosen_where_nobody_names_one():
+    options = [option for command in TREE.values() for option in command.params if option.name == "device"]
+    defaults = [option.default for option in options if isinstance(option.default, str)]
+    assert set(defaults) == {"auto"}
+    assert len(options) - len(defaults) == 1, "a suite of `bench` has a device of its own"

@@ -289,7 +289,7 @@ class LoadedModel:
 def load_model(
     reference: Any,
     *,
-    device: str = "cpu",
+    device: str = "auto",
     device_map: Any = None,
     dtype: Any = None,
     head: bool = False,

@@ -24,7 +24,6 @@ import transship as ts
 from transship import parallel
 from transship.errors import OptionError
 from transship.fields import OptionFacts, attribute_helps, default_of, parse_value, setting
-from transship.hub import Push
 from transship.locks import locked
 from transship.numerics import parse_bytes
 from transship.outside import unpacking_at_most
@@ -191,11 +190,11 @@ class Devices:
     """Where models run.
 
     Attributes:
-        device: where models run.
+        device: where models run: cpu, cuda, cuda:1, mps; auto is a GPU of CUDA where there is one.
         device_map: spread each model over devices instead: auto, or JSON of module and device.
     """
 
-    device: str = "cpu"
+    device: str = "auto"
     device_map: str | None = setting(None, metavar="MAP")
 
 
@@ -308,6 +307,8 @@ def pushing(out: str = "out") -> Callable[[Command], Command]:
         @click.option("--public", is_flag=True, help="Let everybody see what --push uploads.")
         @functools.wraps(command)
         def run(*arguments: Any, push: str | None, public: bool, **given: Any) -> None:
+            from transship.hub import Push  # start-up
+
             upload = Push(push or "", public=public, force=bool(given.get("force")))
             if push is None and public:
                 raise OptionError("nothing is uploaded", where="--public", fix="add --push OWNER/NAME")

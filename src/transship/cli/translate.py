@@ -195,7 +195,7 @@ def embed(texts: str, target: str, model: str, **given: Any) -> None:
     The rows of OUT keep the ids of TEXTS. If a run is stopped, the same command continues
     it.
     """
-    # a model on a GPU has it to itself
+    # a model on a GPU has it to itself; Ray hides GPUs from work that asks for none
     with _engine("embed", given, gpus=1 if given["device"].startswith("cuda") else 0) as workers:
         steps = translate.embed_texts(
             model,

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from transship.errors import OptionError
-from transship.verbs.translate import embed_texts
-from transship.verbs.translate.embed import Encoder
+from transship.errors import DataError, OptionError
+from transship.verbs.translate import LazyIndex, embed_texts
+from transship.verbs.translate.embed import Encoder, check_queries
 from transship.verbs.translate.stores import open_source
 
 QUERY = "Represent this sentence for searching relevant passages: "
@@ -56,3 +56,33 @@ def test_vectors_with_a_prompt_are_of_a_space_of_their_own(asymmetric: Path, min
     source.close()
     assert Encoder(str(asymmetric), purpose="document").space == str(asymmetric)
     assert Encoder(str(minilm), purpose="query").space == str(minilm)
+
+
+def test_judged_queries_need_the_words_of_a_query(asymmetric: Path, minilm: Path, tmp_path: Path):
+    for purpose, refusal in (("document", "--as query"), ("query", None)):
+        embedded(asymmetric, tmp_path / f"{purpose}.parquet", purpose=purpose)
+        source = open_source(str(tmp_path / f"{purpose}.parquet"))
+        if refusal is None:
+            check_queries(source, str(asymmetric))
+        else:
+            with pytest.raises(DataError, match=refusal):
+                check_queries(source, str(asymmetric))
+        with pytest.raises(DataError, match="the queries are of"):
+            check_queries(source, str(minilm))
+        source.close()
+
+
+def test_a_text_asks_an_index_with_the_words_of_a_query(asymmetric: Path, tmp_path: Path):
+    rows = embedded(asymmetric, tmp_path / "documents.parquet")
+    texts = {"1": "where do ships go", "2": "a cat on a mat"}
+    index = LazyIndex((list(texts), rows), embed=str(asymmetric), texts=texts)
+    index.move(list(texts))
+    asked = embedded(asymmetric, tmp_path / "queries.parquet", purpose="query")
+    for row, text in enumerate(texts.values()):
+        by_text = index.search(text, 2, old_query=rows[row])
+        by_vector = index.search(asked[row], 2, old_query=rows[row])
+        forgotten = index.search(rows[row], 2, old_query=rows[row])
+        assert [hit.id for hit in by_text] == [hit.id for hit in by_vector]
+        scores = [np.array([hit.score for hit in hits]) for hits in (by_text, by_vector, forgotten)]
+        np.testing.assert_allclose(scores[0], scores[1], atol=1e-5)
+        assert abs(scores[0] - scores[2]).max() > 0.01

@@ -133,8 +133,7 @@ class Settings:
                 f"it is {self.momentum}", where="momentum", fix="give a number from 0 to below 1"
             )
         _check_omega(self.omega)
-        if self.device != "auto":
-            parallel.require_device(self.device)
+        parallel.require_device(self.device)
         for name, hint in typing.get_type_hints(Settings).items():
             choices = (False, True) if hint is bool else typing.get_args(hint)
             choosing = hint is bool or typing.get_origin(hint) is Literal

@@ -34,7 +34,7 @@ class RunSettings:
         jobs: threads that compute tensors; the result is the same for any number.
         memory: memory limit per process, for example 2GB. Memory-mapped files do not count. Work that cannot
             fit is refused before it starts, and fewer threads are used where they would not fit.
-        device: where models run.
+        device: where models run: cpu, cuda, cuda:1, mps; auto is a GPU of CUDA where there is one.
         device_map: spread each model over devices instead: auto, or JSON of module and device.
         dtype: what models run in where data is read; float32 by default.
         out_shard_size: the largest size of a weight file, such as 5GB. As in mergekit, 5B, 500M and 10K count
@@ -46,7 +46,7 @@ class RunSettings:
 
     jobs: int = setting(1, least=1, most=1024)
     memory: str | int | None = setting(None, metavar="SIZE")
-    device: str = "cpu"
+    device: str = "auto"
     device_map: str | None = setting(None, metavar="MAP")
     dtype: str | None = None
     out_shard_size: str = setting("5GB", metavar="SIZE")

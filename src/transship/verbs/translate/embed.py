@@ -20,7 +20,7 @@ from transship.activations.models import load_model
 from transship.activations.readout import features
 from transship.activations.sentences import sentence_prompt
 from transship.checkpoints.footprint import Footprint
-from transship.data import Dataset, find_model, load
+from transship.data import Dataset, find_model, load, local_model
 from transship.errors import DataError, OptionError
 from transship.numerics import MemoryBudget
 from transship.types import Array
@@ -143,12 +143,36 @@ class Encoder(EncoderSettings):
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def check_queries(vectors: VectorSource, model: str) -> None:
+    """Refuse vectors of queries of another model than `model`, or without its words for queries."""
+    maker = vectors.stamp.model
+    if not maker or not model:
+        return
+    if maker.partition(" after ")[0] != model.partition(" after ")[0]:
+        raise DataError(
+            f"the queries are of '{maker}' and the rows of '{model}'",
+            where=vectors.place.location,
+            fix="embed them with the same model",
+        )
+    wanted = Encoder(maker, purpose="query").space if Path(local_model(maker)).is_dir() else maker
+    if maker != wanted:
+        raise DataError(
+            f"the queries were embedded as documents, without the words that '{model}' wants before a query",
+            where=vectors.place.location,
+            fix="embed them with --as query",
+        )
+
+
 @dataclass(frozen=True)
 class ReadyEncoder:
     """An encoder with its model in memory."""
 
     encoder: Encoder
     model: Any
+
+    def asking(self) -> ReadyEncoder:
+        """Return the same model for queries, with its own words before them."""
+        return dataclasses.replace(self, encoder=dataclasses.replace(self.encoder, purpose="query"))
 
     def __call__(self, texts: Sequence[str]) -> Array:
         """Return the texts' vectors, [texts, width]."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from transship.errors import DataError, OptionError
 from transship.types import Array
-from transship.verbs.translate.embed import Encoder
+from transship.verbs.translate.embed import Encoder, ReadyEncoder
 from transship.verbs.translate.maps.base import Translator
 from transship.verbs.translate.maps.saved import SavedMap, load_map
 from transship.verbs.translate.maps.vectors import fuse, plain_id, unit_rows
@@ -100,6 +100,7 @@ class LazyIndex:
         self.query_map, about = _unpack(query_map)
         self.keep_mean = keep_mean if keep_mean is not None else bool(about.get("keep_mean", True))
         self.embed = Encoder(embed, purpose="document").ready() if isinstance(embed, str) else embed
+        self.ask = self.embed.asking() if isinstance(self.embed, ReadyEncoder) else self.embed
         self.texts, self.candidates = texts, candidates
         self.model = model or (embed if isinstance(embed, str) else "")
         self.native: NewRows = open_rows(self.index, write_back, self.model)
@@ -139,9 +140,10 @@ class LazyIndex:
         candidates: int | None = None,
         rescore: Rescore = "auto",
     ) -> list[Hit]:
-        """Return the k best rows for one query vector of the new model.
+        """Return the k best rows for one query: a vector of the new model, or a text where `embed` is given.
 
-        `old_query` is the same query by the old model, where it still runs: better candidates, no map.
+        A text has the new model's own words for queries before it. `old_query` is the same query by the old
+        model, where it still runs: better candidates, no map.
         """
         return self.search_many(
             np.asarray(query)[None],
@@ -160,8 +162,13 @@ class LazyIndex:
         candidates: int | None = None,
         rescore: Rescore = "auto",
     ) -> list[list[Hit]]:
-        """Return the k best rows of every query vector of the new model, [queries, width]."""
-        new = unit_rows(np.atleast_2d(np.asarray(queries)))
+        """Return the k best rows of every query: vectors of the new model, [queries, width], or texts."""
+        asked = np.asarray(queries)
+        if asked.dtype.kind in "UT":
+            if self.ask is None:
+                raise OptionError("has no encoder for texts", where="LazyIndex", fix="pass embed, or vectors")
+            asked = np.asarray(self.ask([str(text) for text in asked]))
+        new = unit_rows(np.atleast_2d(asked))
         old = np.asarray(old_queries, dtype=np.float32) if old_queries is not None else self._to_old(new)
         count = min(candidates or self.candidates, len(self.index))
         ids, scores = self.index.search(old, count)

@@ -111,7 +111,7 @@ class EncoderSettings:
         normalise: Scale vectors to unit length; by default as the model's files say.
         batch_size: Texts per forward pass.
         max_length: Cut texts to this many tokens; the model's own limit by default.
-        device: Where models run.
+        device: Where models run: cpu, cuda, cuda:1, mps; auto is a GPU of CUDA where there is one.
         device_map: Spread each model over devices instead: auto, or JSON of module and device.
         dtype: The dtype the model runs in.
         trust_remote_code: Run code that a model's repository carries.
@@ -123,7 +123,7 @@ class EncoderSettings:
     normalise: bool | None = None
     batch_size: int = setting(32, least=1)
     max_length: int | None = setting(None, least=3)
-    device: str = "cpu"
+    device: str = "auto"
     device_map: str | None = setting(None, metavar="MAP")
     dtype: str | None = None
     trust_remote_code: bool = False

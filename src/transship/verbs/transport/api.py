@@ -35,7 +35,7 @@ def transport(
     warm_start: int = 0,
     roles: Roles | str | dict[str, str] = "all",
     prepared: str | Path | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     device_map: Any = None,
     dtype: str | None = None,
     preprocess: Any = None,

@@ -172,7 +172,7 @@ class Opening:
     """How models are opened.
 
     Attributes:
-        device: where models run.
+        device: where models run: cpu, cuda, cuda:1, mps; auto is a GPU of CUDA where there is one.
         device_map: how they are spread over devices instead; see `load_model`.
         dtype: the dtype they run in.
         trust_remote_code: run code that a model's repository carries.
@@ -180,7 +180,7 @@ class Opening:
         preprocess: for modules: raw inputs → the model's arguments.
     """
 
-    device: str = "cpu"
+    device: str = "auto"
     device_map: Any = None
     dtype: str | None = None
     trust_remote_code: bool = False

@@ -81,7 +81,7 @@ class Fusion:
         features: Features | None = None,
         head: str = "head",
         preprocess: Callable[[Any], Any] | None = None,
-        device: str = "cpu",
+        device: str = "auto",
         device_map: Any = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,

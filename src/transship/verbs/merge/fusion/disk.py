@@ -50,7 +50,7 @@ class CheckpointOrigin(FusionOrigin):
         self,
         base: Any,
         *,
-        device: str = "cpu",
+        device: str = "auto",
         device_map: Any = None,
         trust_remote_code: bool = False,
         allow_pickle: bool = False,

@@ -136,7 +136,7 @@ class ModuleOrigin(FusionOrigin):
         features: Features | None = None,
         head: str = "head",
         preprocess: Callable[[Any], Any] | None = None,
-        device: str = "cpu",
+        device: str = "auto",
     ) -> None:
         loaded = load_model(module, device=device, preprocess=preprocess)
         self.name = loaded.name

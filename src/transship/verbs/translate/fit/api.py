@@ -103,7 +103,7 @@ def fit_map(
         progress("join the pairs", 1, 1)
         judgements = None
         if judged is not None:
-            judgements = read_judgements(judged.table, judged.queries, judged.old_queries, columns)
+            judgements = read_judgements(judged.table, judged.queries, judged.old_queries, columns, models)
             judgements = replace(judgements, corpus=first)
         fit = fit_pairs(pairs, settings, plan=plan, judgements=judgements, progress=progress)
     about = _about(fit, pairs, models, (old, new), settings)

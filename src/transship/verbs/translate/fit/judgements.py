@@ -113,16 +113,21 @@ def _spread(batches: Iterator[list[Array]]) -> list[tuple[Array, Array]]:
 
 
 def read_judgements(
-    table: str, queries: str, old_queries: str | None = None, columns: Columns | None = None
+    table: str,
+    queries: str,
+    old_queries: str | None = None,
+    columns: Columns | None = None,
+    models: tuple[str, str] = ("", ""),
 ) -> Judgements:
-    """Read judgements (query_id, doc_id, score) and the query vectors of one or both models."""
+    """Read judgements (query_id, doc_id, score) and the query vectors of one or both `models` (old, new)."""
     rows = pq.read_table(table).to_pydict()
     wanted = {"query_id", "doc_id", "score"}
     if not wanted <= set(rows):
         raise DataError(
             f"has no columns {', '.join(sorted(wanted))}", where=table, fix="give a table with these columns"
         )
-    vectors = [_vectors(name, columns) for name in (queries, old_queries) if name]
+    sides = zip((queries, old_queries), reversed(models), strict=True)
+    vectors = [_vectors(name, columns, model) for name, model in sides if name]
     ids = list(vectors[0])
     if len(vectors) == 2:
         ids = [name for name in ids if name in vectors[1]]
@@ -139,9 +144,12 @@ def read_judgements(
     return Judgements(stacked[0], grades, stacked[1] if len(stacked) == 2 else None)
 
 
-def _vectors(reference: str, columns: Columns | None) -> Mapping[str, Array]:
+def _vectors(reference: str, columns: Columns | None, model: str) -> Mapping[str, Array]:
+    from transship.verbs.translate.embed import check_queries  # start-up: models
+
     source = open_source(reference, columns)
     try:
+        check_queries(source, model)
         return {
             str(name): row
             for batch in source.batches(4096)

@@ -19,7 +19,6 @@ from safetensors.numpy import load, save
 
 from transship import __version__
 from transship.atomic import atomic_folder, check_target
-from transship.data.locate import written_folder
 from transship.errors import DataError
 from transship.outside import complete, read_json
 from transship.registry import build_method
@@ -119,7 +118,11 @@ def save_map(
 
 def load_map(folder: str | Path) -> SavedMap:
     """Read what `save_map` wrote, here or on the hub; a map cut short or changed is one clear error."""
-    place = written_folder(folder)
+    place = Path(folder)
+    if not place.exists():
+        from transship.data.locate import written_folder  # start-up: most maps are folders here
+
+        place = written_folder(folder)
     document = read_document(place)
     try:
         data = (place / ARRAYS_FILE).read_bytes()
