@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import transship as ts
 from transship.checkpoints import extract
 from transship.checkpoints import open as open_checkpoint
-from transship.checkpoints.modules import part_of
+from transship.checkpoints.claims import part_of
 from transship.errors import CheckpointError
 
 LINEAR, TIES = "linear", "ties"

@@ -17,8 +17,8 @@ import numpy as np
 from transship.atomic import atomic_folder
 from transship.checkpoints.card import ModelCard, as_json, public_name
 from transship.checkpoints.checkpoint import Checkpoint, Layout
+from transship.checkpoints.claims import part_of
 from transship.checkpoints.dtypes import Array, Floats, find_dtype
-from transship.checkpoints.modules import part_of
 from transship.checkpoints.renaming import empty_model, names_in_memory
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote

@@ -7,11 +7,12 @@ followed, no other is.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from transship.checkpoints.weightfile import quote
@@ -26,6 +27,10 @@ _FREE = re.compile(r"theta|base|seed|freq|scal|limit|factor|clip|_value$")
 _FEW, _MANY, _MOST = 64, 1 << 20, 1 << 24
 # attention that comes with torch and transformers; all others are fetched from the hub
 _OWN_ATTENTION = {"eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm", None}
+# a module of a sentence encoder is a folder, and its tensors are named by it: 2_Dense/linear.weight
+LISTING = "modules.json"
+WEIGHTS = "model.safetensors"
+_PART = re.compile(r"(\d+_[\w-]+/(?:\w[\w-]*/)*)[^/]+", re.ASCII)
 
 
 def refuse_links(folder: Path) -> None:
@@ -100,3 +105,36 @@ def _entries(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from _entries(part, key)
     else:
         yield key, value
+
+
+def part_of(tensor: str) -> str:
+    """Return the folder in a tensor's name, with the stroke after it; empty for the model's own tensors."""
+    match = _PART.fullmatch(tensor)
+    return match[1] if match is not None else ""
+
+
+def module_files(folder: Path) -> dict[str, Path]:
+    """Return {name in the folder: file} of the modules that `modules.json` names, and no other."""
+    try:
+        entries = json.loads((folder / LISTING).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    listed = entries if isinstance(entries, list) else []
+    parts = [entry.get("path") for entry in listed if isinstance(entry, dict)]
+    plain = [part for part in parts if isinstance(part, str) and part not in ("", ".", "..")]
+    return {
+        path.relative_to(folder).as_posix(): inside(path, folder)
+        for part in plain
+        if "\0" not in part and PurePosixPath(part).name == part
+        for path in sorted((folder / part).rglob("*"))
+        if path.is_file()
+    }
+
+
+def module_weights(folder: Path) -> dict[str, Path]:
+    """Return {prefix of its tensors: file} of the modules that have weights."""
+    return {
+        name.removesuffix(WEIGHTS): path
+        for name, path in module_files(folder).items()
+        if path.name == WEIGHTS and part_of(name)
+    }

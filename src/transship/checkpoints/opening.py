@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transship.atomic import recover
 from transship.checkpoints.checkpoint import Checkpoint, TensorSource
-from transship.checkpoints.claims import check_sizes, refuse_links
+from transship.checkpoints.claims import check_sizes, module_weights, refuse_links
 from transship.checkpoints.dtypes import BY_NAME
 from transship.checkpoints.lora import Adapter
-from transship.checkpoints.modules import module_weights
 from transship.checkpoints.weightfile import (
     PICKLE_SUFFIXES,
     TensorInfo,

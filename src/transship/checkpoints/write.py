@@ -16,9 +16,8 @@ import numpy as np
 from transship.atomic import atomic_folder, check_target
 from transship.checkpoints.card import ModelCard, as_json
 from transship.checkpoints.checkpoint import Checkpoint
-from transship.checkpoints.claims import inside
+from transship.checkpoints.claims import LISTING, WEIGHTS, inside, module_files, part_of
 from transship.checkpoints.dtypes import BY_NAME, CHUNK, Array, find_dtype, narrow, stored, widen
-from transship.checkpoints.modules import LISTING, WEIGHTS, module_files, part_of
 from transship.checkpoints.renaming import declared_tie, ties_a_head
 from transship.checkpoints.update import Update
 from transship.checkpoints.weightfile import quote
