@@ -79,8 +79,8 @@ def test_files_are_short(sources: house.House):
 
 def test_the_library_is_no_larger_than_it_was(sources: house.House):
     suites = sum(lines for name, lines in sources.lines.items() if name.startswith("transship_suites"))
-    assert len(sources.lines) <= 400
-    assert sum(sources.lines.values()) - suites <= 57_600
+    assert len(sources.lines) <= 401
+    assert sum(sources.lines.values()) - suites <= 57_700
     assert suites <= 12_720
 
 
