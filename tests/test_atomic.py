@@ -473,3 +473,18 @@ def test_removing_a_file_takes_the_drafts_of_dead_processes_along(tmp_path: Path
     (left / "note.json").write_text("{")
     remove(tmp_path / "note.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_reads_removes_what_a_dead_process_left_beside_a_whole_target(tmp_path: Path):
+    write(tmp_path / "out", "whole")
+    left = tmp_path / ".out.transship-0123456789ab"
+    (left / "old").mkdir(parents=True)
+    assert not recover(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+
+
+def test_the_hidden_folder_of_a_file_within_is_no_part_of_a_folder(tmp_path: Path):
+    with atomic_folder(tmp_path / "out") as place:
+        write_json(place / "state" / "about.json", {})
+        (place / "state" / ".numbers.transship-0123456789ab").mkdir()
+    assert names(tmp_path / "out" / "state") == ["about.json"]

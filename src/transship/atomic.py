@@ -70,6 +70,9 @@ def atomic_folder(
         yield draft
         with _one_sentence(final):
             if marked:
+                # a disk that failed for a moment may have kept the hidden folder of a file within
+                for leftover in sorted(draft.rglob(f".*{_MARK}*"), reverse=True):
+                    shutil.rmtree(leftover)
                 leave_mark(draft)
             if sync:
                 _sync_tree(draft)
@@ -204,19 +207,20 @@ def recover(target: str | os.PathLike[str]) -> bool:
     """Carry out what a killed process began to put in place; say whether there was something.
 
     That is the old folder of a replacement killed between two renames, which is put back, or the rest of the
-    files that belong together. For a living process that is about to end its renames this waits.
+    files that belong together. For a living process that is about to end its renames this waits. Whatever else
+    dead processes left beside the target goes.
     """
     final = Path(os.path.realpath(Path(target).expanduser()))
     with contextlib.suppress(OSError):
         for place in sorted(final.parent.glob(_temporary_names(final))):
             together = (place / _READY).exists()
-            if not together and (os.path.lexists(final) or not (place / _ASIDE).exists()):
-                continue
+            needed = together or ((place / _ASIDE).exists() and not os.path.lexists(final))
             with if_abandoned(place / _LOCK, wait=together) as abandoned:
                 if not abandoned:
                     continue
                 _settle(place, final)
                 shutil.rmtree(place, ignore_errors=True)
+            if needed:
                 return True
     return False
 
