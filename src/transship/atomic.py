@@ -207,8 +207,8 @@ def recover(target: str | os.PathLike[str]) -> bool:
     """Carry out what a killed process began to put in place; say whether there was something.
 
     That is the old folder of a replacement killed between two renames, which is put back, or the rest of the
-    files that belong together. For a living process that is about to end its renames this waits. Whatever else
-    dead processes left beside the target goes.
+    files that belong together. For a living process that is about to end its renames this waits. Whatever
+    else dead processes left beside the target goes.
     """
     final = Path(os.path.realpath(Path(target).expanduser()))
     with contextlib.suppress(OSError):
