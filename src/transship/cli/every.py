@@ -61,9 +61,9 @@ def equip(command: click.Command) -> click.Command:
 
 def _invoke(command: click.Command, carry_out: Any, context: click.Context) -> Any:
     """Run a command whose outputs are apart from what it reads; `--force` does not help."""
-    names = {str(each.name): each.opts[-1] for each in command.params if each.name in READ}
     arguments = [each for each in command.params if isinstance(each, click.Argument)]
-    names |= {str(each.name): each.human_readable_name.upper() for each in arguments}
+    names = {str(each.name): each.human_readable_name.upper() for each in arguments}
+    names |= {str(each.name): each.opts[-1] for each in command.params if each.name in READ - names.keys()}
     given = context.params
     for written in WRITTEN:
         if given.get(written) is not None:
