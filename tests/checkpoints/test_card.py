@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from transship.checkpoints import Input, ModelCard, Update, write_adapter
 from transship.checkpoints import open as open_checkpoint
-from transship.checkpoints.card import license_of, public_name
+from transship.checkpoints.card import license_of, plain_text, public_name
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,14 @@ def test_a_folder_that_looks_like_a_hub_id_has_a_name(tmp_path: Path, monkeypatc
     (tmp_path / "models" / "bert").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert public_name("models/bert") == "bert"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("the target's own", "the target's own"), ("<b> & a|b", r"&lt;b&gt; &amp; a\|b"), ("a\nb", r"a\\nb")],
+)
+def test_a_text_of_a_card_is_shown_as_it_is(text: str, written: str):
+    assert plain_text(text) == written
 
 
 def test_no_part_of_a_card_carries_a_local_path():

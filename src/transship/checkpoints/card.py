@@ -231,7 +231,7 @@ def plain_text(value: object) -> str:
         repr(sign)[1:-1] if unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Zl", "Zp") else sign
         for sign in str(value)
     )
-    return _MARKDOWN.sub(r"\\\1", html.escape(shown, quote=True))
+    return _MARKDOWN.sub(r"\\\1", html.escape(shown, quote=False))
 
 
 def _with_code(text: str) -> str:
