@@ -250,21 +250,26 @@ def test_the_card_names_everything_and_nothing_breaks_out(make_folder: Callable[
     )
     out = write_checkpoint(tmp_path / "out", copied(base), like=base, card=card)
     page = (out / "README.md").read_text()
-    head = page.split("---")[1]
+    _, head, body = page.split("---\n", 2)
     import yaml
 
-    assert yaml.safe_load(head) == {
+    read = yaml.safe_load(head)
+    (entry,) = read.pop("model-index")
+    assert entry["name"] == odd, "a name is a text, whatever signs it has"
+    assert [metric["value"] for result in entry["results"] for metric in result["metrics"]] == [0.91]
+    assert read == {
         "library_name": "transformers",
         "tags": ["transship", "merge"],
         "base_model": ["owner/name"],
+        "base_model_relation": "merge",
     }
     for expected in ("ties", base.fingerprint(), "density", "0.2", "seed 3", "numpy", "transship", "0.91"):
-        assert expected in page
-    assert "<script" not in page
+        assert expected in body
+    assert "<script" not in body
     assert "\n# heading" not in page
     assert "\u202e" not in page
     assert all(
-        line.count("|") - line.count("\\|") in (3, 4) for line in page.splitlines() if line.startswith("|")
+        line.count("|") - line.count("\\|") in (3, 4, 5) for line in body.splitlines() if line.startswith("|")
     )
     record = json.loads((out / "transship.json").read_text())
     assert record["inputs"][1] == {"role": "tuned", "name": odd.partition("/")[2], "sha256": "f" * 64}

@@ -57,8 +57,10 @@ class Input:
 
 def license_of(folder: str | Path | None) -> str:
     """Return the licence that the card in a folder states; empty without one."""
+    if folder is None:
+        return ""
     try:
-        with (Path(folder or "") / "README.md").open(encoding="utf-8") as card:
+        with (Path(folder) / "README.md").open(encoding="utf-8") as card:
             head = card.read(_HEAD).split("\n---", 1)[0]
     except (OSError, ValueError):
         return ""

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ class Participant:
         if self.loaded is None:
             raise OptionError("an adapter has no model of its own", where=self.name, fix="give it as TUNED")
         return self.loaded
+
+    @property
+    def folder(self) -> Path | None:
+        """Where its files are; nowhere for a module in memory."""
+        holder = self.loaded or self.checkpoint
+        return None if holder is None else holder.folder
 
     @property
     def reading(self) -> LoadedModel:

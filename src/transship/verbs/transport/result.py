@@ -199,7 +199,7 @@ def result_of(
     }
     models = (("source", plan.source), ("tuned", plan.tuned), ("target", plan.target))
     inputs = [
-        Input(role, model.name, model.fingerprint(), license_of(model.model.folder)) for role, model in models
+        Input(role, model.name, model.fingerprint(), license_of(model.folder)) for role, model in models
     ]
     metrics = {choice.by: choice.score} if choice.curve else {}
     if 0.0 in dict(choice.curve):
