@@ -16,7 +16,7 @@ from transship.verbs.merge.methods.otmf import MaskedUpdate, Otmf, mask_shape, m
 from transship.verbs.merge.protocol import Arrival
 
 Tasks = dict[str, JointTask]
-TIGHT: Any = {"iterations": 3000, "tolerance": 1e-12, "domain": "auto"}
+TIGHT: Any = {"iterations": 3000, "tolerance": 1e-12}
 
 
 def joined(toy: Any, method: Any, count: int = 3, **more: Any) -> Fusion:
