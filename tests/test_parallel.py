@@ -201,7 +201,8 @@ def test_a_mistake_is_one_sentence_and_one_exit_code(folder: Path, tmp_path: Pat
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert "nowhere" in errors[0]
-    assert "/transship/" not in done.stderr, "a traceback of ours"
+    ours = str(Path(parallel.__file__).parent)  # a checkout may be in a folder of that name too
+    assert ours not in done.stderr, "a traceback of ours"
 
 
 @pytest.mark.slow
