@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 
+from transship.finish.settings import STEPS
 from transship_suites import load_suite
 from transship_suites.materials import small_vision as networks
 from transship_suites.runner import Case, Context, Measurement, PaperTable, Suite
@@ -14,6 +15,7 @@ from transship_suites.runner.context import Cache
 from transship_suites.runner.quantities import Combined, MetricMean, Quantity
 from transship_suites.theseus import small as bench
 from transship_suites.theseus.declared import AUTO, BOUNDS
+from transship_suites.theseus.work import Work
 
 FEW_STEPS = {"pretrain": 6, "tune": 6, "warm": [0, 1, 2]}
 FEW_ROWS = {
@@ -42,6 +44,19 @@ UNMOVED = (
 def few_pictures(data_dir, monkeypatch):
     for name, count in FEW_ROWS.items():
         monkeypatch.setattr(networks if name == "PRETRAIN_ROWS" else bench, name, count)
+
+
+@pytest.fixture
+def few_lessons(monkeypatch):
+    """Finishes of four steps, which is what their rows and controls take and not what they reach."""
+    whole = Work.finish
+
+    def short(work: Work, result: object, finish: str, *, keep: object = None) -> object:
+        return whole(work, result, f"{finish.partition(':')[0]}:4", keep=keep)
+
+    monkeypatch.setattr(Work, "finish", short)
+    for moves in STEPS:
+        monkeypatch.setitem(STEPS, moves, min(4, STEPS[moves]))
 
 
 def cells_of(quantity: Quantity) -> list[MetricMean]:
@@ -85,7 +100,8 @@ def trained(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_theseus_width_measures_every_row_claim_and_curve_of_it(few_pictures, trained, part):
+@pytest.mark.usefixtures("few_pictures", "few_lessons")
+def test_a_part_of_theseus_width_measures_every_row_claim_and_curve_of_it(trained, part):
     suite = load_suite("theseus-width")
     options = {**suite.scales["full"].options, **FEW_STEPS}
     measured = measured_by("theseus-width", {"part": part, "task": "rotation"}, options, trained)
