@@ -23,7 +23,7 @@ from transship.checkpoints.card import license_of, plain_text, public_name
         ("./out/tuned/", "tuned"),
         ("owner/name", "owner/name"),
         ("owner/name@main", "owner/name@main"),
-        ("/root/.cache/huggingface/hub/models--owner--name/snapshots/0a1b2c", "owner/name"),
+        ("/home/somebody/.cache/huggingface/hub/models--owner--name/snapshots/0a1b2c", "owner/name"),
         ("digits", "digits"),
     ],
 )
