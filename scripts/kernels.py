@@ -157,7 +157,11 @@ def environment(kernels: Kernels) -> dict[str, str] | None:
     """Return the variables to set for these kernels, or nothing where the processor cannot run them."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None if kernels.needs else dict(kernels.variables)
-    asked = subprocess.run([sys.executable, "-c", FEATURES], text=True, capture_output=True, check=True)
+    # what is switched off already would be missing among the features, and be on again
+    plain = {name: value for name, value in os.environ.items() if name != "NPY_DISABLE_CPU_FEATURES"}
+    asked = subprocess.run(
+        [sys.executable, "-c", FEATURES], env=plain, text=True, capture_output=True, check=True
+    )
     here, chosen_among = json.loads(asked.stdout)
     if not set(kernels.needs) <= set(here):
         return None

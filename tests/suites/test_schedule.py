@@ -139,6 +139,6 @@ def test_several_suites_share_what_the_longest_would_get_and_no_device(suites, m
     both = runs(folder, "short", "long")
     assert bench._processes(both[:1], 100_000_000_000) == 1
     assert bench._processes(both, 100_000_000_000) == 4
-    assert bench._processes(both, 13_000_000_000) == 2
+    assert bench._processes(both, 14_000_000_000) == 2
     both[0].device = "cuda"
     assert bench._processes(both, 100_000_000_000) == 1
