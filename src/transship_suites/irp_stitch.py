@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transship.report import Figure
@@ -47,7 +48,7 @@ def figures(result: SuiteResult) -> list[Figure]:
         matrices = [attached["IRP (paper)"] for attached in attachments]
         places = range(len(names))
         mean: list[list[float | None]] = [
-            [sum(matrix[i][j] for matrix in matrices) / len(matrices) for j in places] for i in places
+            [math.fsum(matrix[i][j] for matrix in matrices) / len(matrices) for j in places] for i in places
         ]
         rows = [[*row, _mean([value for j, value in enumerate(row) if j != i])] for i, row in enumerate(mean)]
         heads = [_mean([mean[i][j] for i in places if i != j]) for j in places]
@@ -68,7 +69,7 @@ def figures(result: SuiteResult) -> list[Figure]:
 
 
 def _mean(values: list[Any]) -> float:
-    return float(sum(values) / len(values))
+    return math.fsum(values) / len(values)
 
 
 def _apart(alpha: float) -> tuple[Quantity, Quantity]:
