@@ -77,8 +77,10 @@ def test_vectors_are_those_of_sentence_transformers(minilm: Path, tmp_path: Path
     folder = encoder(minilm, tmp_path / "encoder", kinds=STACKS[stack])
     wanted = sentences.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     result = features(str(folder), TEXTS, batch_size=2)
-    # 2e-6 of entries up to 1 with the kernels of SSE, behind a dense layer
-    np.testing.assert_allclose(result, wanted, atol=1e-5, rtol=1e-5)
+    # entries of a dense layer reach 1 and round by 2e-6 with the kernels of SSE; unit vectors have small ones
+    np.testing.assert_allclose(
+        result, wanted, atol=1e-5 if STACKS[stack][-1:] == ("Dense",) else 1e-6, rtol=1e-5
+    )
 
 
 def test_a_module_that_does_not_run_here_is_refused_by_name(minilm: Path, tmp_path: Path):
